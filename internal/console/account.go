@@ -16,31 +16,31 @@ import (
 
 // roleMeans says what each role may, for people.
 var roleMeans = map[auth.Role]string{
-	auth.Owner:    "decides, stops things, and manages people, modes, policy, domains and keys",
-	auth.Reviewer: "decides on what waits, stops things, and lets mail out of quarantine",
-	auth.Viewer:   "looks, and changes nothing",
+	auth.Owner:    "can do everything a reviewer can, and manages people, modes, policy, domains and keys",
+	auth.Reviewer: "can decide on actions, turn on kill switches and release mail from quarantine",
+	auth.Viewer:   "can view everything and change nothing",
 }
 
 // factorNames are second factors in words.
-var factorNames = map[string]string{"totp": "code of an app", "recovery code": "recovery code", "passkey": "passkey", "": "password alone"}
+var factorNames = map[string]string{"totp": "authenticator code", "recovery code": "recovery code", "passkey": "passkey", "": "password only"}
 
 // An accountPage is a person's own account.
 type accountPage struct {
 	people.Person
 	Keys     []people.Passkey
 	List     []auth.Session
-	Current  string // id of the session that looks
-	Proved   bool   // a second factor was proved a moment ago
+	Current  string // ID of the session of this request
+	Proved   bool   // a second factor was confirmed recently
 	MinBytes int    // of a password
-	Usable   bool   // passkeys can be, under this name of the console
+	Usable   bool   // passkeys work under the host name of this request
 	Telegram bool   // a chat can be linked
-	Chat     string // the account whose chat is; empty means none
+	Chat     string // Telegram account of the linked chat; empty if none
 	Linked   time.Time
 	Notice   string
 }
 
-// Asks reports whether a form needs the password: of who has a second factor,
-// that is asked for instead.
+// Asks reports whether forms require the password. An account with a second
+// factor must confirm that instead.
 func (a accountPage) Asks() bool { return !a.Strong() }
 
 // accountHandlers lets people manage their own password, second factors, sessions and notifications.
@@ -48,19 +48,19 @@ type accountHandlers struct{ *Server }
 
 func (s accountHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/account", looks, s.account},
-		{"POST", "/console/account/password", looks, s.setPassword},
-		{"POST", "/console/account/reach", looks, s.setReach},
-		{"POST", "/console/account/app", looks, s.beginApp},
-		{"POST", "/console/account/app/confirm", looks, s.confirmApp},
-		{"POST", "/console/account/app/remove", looks, s.removeApp},
-		{"POST", "/console/account/codes", looks, s.newCodes},
-		{"POST", "/console/account/passkeys/ask", looks, s.askPasskey},
-		{"POST", "/console/account/passkeys", looks, s.addPasskey},
-		{"POST", "/console/account/passkeys/{id}/remove", looks, s.removePasskey},
-		{"POST", "/console/account/sessions/{id}/end", looks, s.endSession},
-		{"POST", "/console/account/telegram", looks, s.linkChat},
-		{"POST", "/console/account/telegram/unlink", looks, s.unlinkChat},
+		{"GET", "/console/account", views, s.account},
+		{"POST", "/console/account/password", views, s.setPassword},
+		{"POST", "/console/account/reach", views, s.setReach},
+		{"POST", "/console/account/app", views, s.beginApp},
+		{"POST", "/console/account/app/confirm", views, s.confirmApp},
+		{"POST", "/console/account/app/remove", views, s.removeApp},
+		{"POST", "/console/account/codes", views, s.newCodes},
+		{"POST", "/console/account/passkeys/ask", views, s.askPasskey},
+		{"POST", "/console/account/passkeys", views, s.addPasskey},
+		{"POST", "/console/account/passkeys/{id}/remove", views, s.removePasskey},
+		{"POST", "/console/account/sessions/{id}/end", views, s.endSession},
+		{"POST", "/console/account/telegram", views, s.linkChat},
+		{"POST", "/console/account/telegram/unlink", views, s.unlinkChat},
 	}
 }
 
@@ -85,7 +85,7 @@ func (s accountHandlers) showAccount(w http.ResponseWriter, r *http.Request, who
 	return s.render(w, status, page{Name: "account", Title: "Your account", Who: who, Here: "account", Body: v})
 }
 
-// changed leads back to the account, or shows there why nothing was changed.
+// changed redirects to the account page after a form, or shows err there.
 func (s accountHandlers) changed(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
 	if why := declined(err); why != "" {
 		return s.showAccount(w, r, who, http.StatusBadRequest, why)
@@ -97,8 +97,8 @@ func (s accountHandlers) changed(w http.ResponseWriter, r *http.Request, who aut
 	return nil
 }
 
-// declined returns, for a person, why a form about people could not be taken, or
-// the empty string for an error that is not theirs.
+// declined returns the message for an error in a form about people. It returns
+// the empty string for errors that the person did not cause.
 func declined(err error) string {
 	switch {
 	case errors.Is(err, auth.ErrInvalid):
@@ -106,7 +106,7 @@ func declined(err error) string {
 	case errors.Is(err, people.ErrLastOwner), errors.Is(err, people.ErrNoFactor), errors.Is(err, people.ErrSite), errors.Is(err, auth.ErrTooMany):
 		return "Nothing was changed: " + err.Error() + "."
 	case errors.Is(err, people.ErrChallenge):
-		return "Nothing was changed: what was answered was not asked, was answered already, or too long ago. Begin anew."
+		return "Nothing was changed: the request is unknown, already used, or expired. Start again."
 	}
 	return ""
 }
@@ -114,7 +114,7 @@ func declined(err error) string {
 func (s accountHandlers) setPassword(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	form := r.PostForm
 	if form.Get("new") != form.Get("again") {
-		return s.showAccount(w, r, who, http.StatusBadRequest, "Nothing was changed: the two passwords are not the same.")
+		return s.showAccount(w, r, who, http.StatusBadRequest, "Nothing was changed: the passwords do not match.")
 	}
 	return s.changed(w, r, who, s.conf.People.SetPassword(r.Context(), s.token(r), form.Get("password"), form.Get("new"), s.visit(r)))
 }
@@ -131,8 +131,8 @@ type appPage struct {
 	Problem string
 }
 
-// A qrCode is the picture of a QR code: no request to anybody makes it, since
-// whoever saw it would have the secret.
+// A qrCode is the drawing of a QR code. It is drawn in this process: a service
+// that rendered it would learn the TOTP secret.
 type qrCode struct {
 	Side int
 	D    template.HTMLAttr
@@ -186,7 +186,7 @@ func (s accountHandlers) confirmApp(w http.ResponseWriter, r *http.Request, who 
 		if err != nil {
 			return s.changed(w, r, who, err)
 		}
-		return s.showApp(w, http.StatusBadRequest, who, e, "That is not the code that the app shows now. Is the clock of the device right?")
+		return s.showApp(w, http.StatusBadRequest, who, e, "The code is wrong. Check the clock of your device and enter the current code.")
 	}
 	if err != nil {
 		return s.changed(w, r, who, err)
@@ -194,7 +194,8 @@ func (s accountHandlers) confirmApp(w http.ResponseWriter, r *http.Request, who 
 	return s.showCodes(w, r, who, codes)
 }
 
-// showCodes shows new recovery codes, this once; if there are none, the account.
+// showCodes shows new recovery codes. Without new codes it redirects to the
+// account. The codes are stored only as hashes, so they cannot be shown again.
 func (s accountHandlers) showCodes(w http.ResponseWriter, r *http.Request, who auth.Principal, codes []string) error {
 	if len(codes) == 0 {
 		return s.changed(w, r, who, nil)
@@ -220,8 +221,8 @@ func (s accountHandlers) askPasskey(w http.ResponseWriter, r *http.Request, who 
 		return s.changed(w, r, who, err)
 	}
 	return s.showAsk(w, who, askPage{
-		Title: "Make a passkey", Text: "Your browser makes it: on this device, on a phone, or on a security key. It is for this name of the console alone.",
-		Action: "/console/account/passkeys", Kind: "create", Label: r.PostForm.Get("name"), Button: "Make a passkey",
+		Title: "Create a passkey", Text: "Your browser creates it on this device, a phone or a security key. It works only with this host name of the console.",
+		Action: "/console/account/passkeys", Kind: "create", Label: r.PostForm.Get("name"), Button: "Create a passkey",
 	}, q)
 }
 
@@ -243,11 +244,11 @@ func (s accountHandlers) endSession(w http.ResponseWriter, r *http.Request, who 
 	return s.changed(w, r, who, s.conf.People.EndSession(r.Context(), who, r.PathValue("id")))
 }
 
-// A stepUpPage asks who is signed in for a second factor once more.
+// A stepUpPage asks a signed-in person to confirm a second factor.
 type stepUpPage struct {
 	people.Person
 	Next    string
-	Usable  bool // passkeys can be, under this name of the console
+	Usable  bool // passkeys work under the host name of this request
 	Problem string
 }
 
@@ -256,10 +257,10 @@ type stepUpHandlers struct{ *Server }
 
 func (s stepUpHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/stepup", looks, s.stepUpPage},
-		{"POST", "/console/stepup", looks, s.stepUp},
-		{"POST", "/console/stepup/passkey/ask", looks, s.askStepUp},
-		{"POST", "/console/stepup/passkey", looks, s.stepUpPasskey},
+		{"GET", "/console/stepup", views, s.stepUpPage},
+		{"POST", "/console/stepup", views, s.stepUp},
+		{"POST", "/console/stepup/passkey/ask", views, s.askStepUp},
+		{"POST", "/console/stepup/passkey", views, s.stepUpPasskey},
 	}
 }
 
@@ -273,10 +274,11 @@ func (s stepUpHandlers) showStepUp(w http.ResponseWriter, r *http.Request, who a
 		return err
 	}
 	v := stepUpPage{Person: me, Next: next, Usable: me.Passkeys > 0 && s.site(r).Usable() == nil, Problem: problem}
-	return s.render(w, status, page{Name: "stepup", Title: "Prove it is you", Who: who, Body: v})
+	return s.render(w, status, page{Name: "stepup", Title: "Confirm it’s you", Who: who, Body: v})
 }
 
-// steppedUp leads to where the proof was asked for, or asks again.
+// steppedUp redirects to the page that required the second factor, or shows the
+// form again.
 func (s stepUpHandlers) steppedUp(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
 	next := localPath(r.PostForm.Get("next"))
 	switch {
@@ -284,10 +286,10 @@ func (s stepUpHandlers) steppedUp(w http.ResponseWriter, r *http.Request, who au
 		http.Redirect(w, r, next, http.StatusSeeOther) //nolint:gosec // next is checked to be a path of ours
 		return nil
 	case errors.Is(err, people.ErrCode):
-		return s.showStepUp(w, r, who, http.StatusForbidden, next, "The code is wrong, was used already, or is too old.")
+		return s.showStepUp(w, r, who, http.StatusForbidden, next, "The code is wrong, already used, or expired.")
 	case errors.Is(err, people.ErrChallenge):
 		s.log.DebugContext(r.Context(), "step up", "err", err)
-		return s.showStepUp(w, r, who, http.StatusForbidden, next, "That took too long, was sent twice, or is another’s passkey. Try again.")
+		return s.showStepUp(w, r, who, http.StatusForbidden, next, "The request expired, was already used, or the passkey belongs to another account. Try again.")
 	case errors.Is(err, auth.ErrTooMany):
 		return s.showStepUp(w, r, who, http.StatusTooManyRequests, next, sentence(err.Error()))
 	case errors.Is(err, people.ErrNoFactor), errors.Is(err, people.ErrSite):
@@ -306,7 +308,7 @@ func (s stepUpHandlers) askStepUp(w http.ResponseWriter, r *http.Request, who au
 		return s.steppedUp(w, r, who, err)
 	}
 	return s.showAsk(w, who, askPage{
-		Title: "Prove it is you", Text: "Your browser asks for your passkey.",
+		Title: "Confirm it’s you", Text: "Your browser will ask for your passkey.",
 		Action: "/console/stepup/passkey", Kind: "get", Next: localPath(r.PostForm.Get("next")), Button: "Use a passkey",
 	}, q)
 }

@@ -24,7 +24,7 @@ import (
 	"postern/internal/store"
 )
 
-// How many actions a list shows on a page, and goes back to at most.
+// Actions per page of a list, and in all its pages together.
 const (
 	perPage    = 25
 	maxListing = 1000
@@ -41,7 +41,7 @@ type listed struct {
 type listing struct {
 	Actions []listed
 	Held    int      // messages in quarantine
-	Unknown []listed // those that need a person's word, on the queue's first page
+	Unknown []listed // outcome unknown; only on the queue's first page
 	Waiting int      // all, before the filter
 	Total   int      // those that the filter selects
 	Capped  bool     // there are more than Waiting
@@ -55,12 +55,12 @@ type listing struct {
 // A choice is one value of a field with how it reads.
 type choice struct{ Value, Name string }
 
-// A filter selects actions of a list. The zero filter selects all.
+// A filter selects actions of a list. The zero value selects all.
 type filter struct {
 	Kind  string
 	Inbox string // id
 	To    string // part of the address of a recipient, lower case
-	Asked bool   // only those that who looks at the list is asked about by name or role
+	Asked bool   // only actions that policy assigns to the viewer by name or role
 }
 
 // filterOf reads the filter of a page's address.
@@ -75,7 +75,7 @@ func filterOf(r *http.Request) (filter, error) {
 	return f, nil
 }
 
-// Any reports whether it leaves anything out.
+// Any reports whether the filter excludes any action.
 func (f filter) Any() bool { return f != filter{} }
 
 // Page returns the address of the page with number n, as a link on a page of
@@ -94,14 +94,13 @@ func (f filter) Page(n int) string {
 	return "?" + q.Encode()
 }
 
-// Batch returns the address of the page on which what it selects is decided on
-// together.
+// Batch returns the address of the batch page for the selected actions.
 func (f filter) Batch() string { return "/console/batch" + f.Page(1) }
 
-// selects reports whether a passes.
+// selects reports whether a matches the filter for the viewer who.
 func (f filter) selects(who auth.Principal, a *oversight.Action) bool {
 	switch {
-	case f.Kind != "" && string(a.Kind) != f.Kind, f.Inbox != "" && a.Inbox != f.Inbox, f.Asked && !asks(who, a):
+	case f.Kind != "" && string(a.Kind) != f.Kind, f.Inbox != "" && a.Inbox != f.Inbox, f.Asked && !isApprover(who, a):
 		return false
 	case f.To == "":
 		return true
@@ -114,13 +113,13 @@ type queueHandlers struct{ reviews }
 
 func (s queueHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/{$}", looks, s.queue},
-		{"GET", "/console/decided", looks, s.decided},
+		{"GET", "/console/{$}", views, s.queue},
+		{"GET", "/console/decided", views, s.decided},
 	}
 }
 
-// queue shows what waits, the longest first: a flood of new ones cannot push
-// the old out of sight.
+// queue lists the waiting actions, oldest first, so that a flood of new
+// proposals cannot push an old one out of sight.
 func (s queueHandlers) queue(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	n, err := pageNumber(r)
 	if err != nil {
@@ -146,7 +145,7 @@ func (s queueHandlers) queue(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if err != nil {
 		return err
 	}
-	title := "Nothing waits"
+	title := "Queue"
 	if l.Waiting > 0 {
 		title = fmt.Sprintf("(%d) Waiting for a decision", l.Waiting)
 	}
@@ -219,8 +218,8 @@ func (s reviews) list(r *http.Request, who auth.Principal, n int, oldestFirst bo
 	return l, nil
 }
 
-// choices fills in what the filter's form offers: what there is, and what is
-// chosen already, also when there is none of it any more.
+// choices fills the options of the filter form: the values among the actions,
+// and the selected value even if no action has it any more.
 func (l *listing) choices(as []oversight.Action, names map[string]string) {
 	kinds, inboxes := map[string]bool{}, map[string]bool{}
 	for _, a := range as {
@@ -249,12 +248,12 @@ func pathAction(r *http.Request) (string, error) {
 // An actionPage is one action in full.
 type actionPage struct {
 	*review
-	council
+	approvals
 	Edits      []difference        // newest first; empty if nobody revised it
 	History    []audit.Entry       // oldest first
 	Deliveries []delivery.Delivery // of an email that was carried out
-	Notice     string              // what became of the form that was just sent
-	Typed      string              // into a form that could not be taken
+	Notice     string              // outcome of the submitted form
+	Typed      string              // reason in a rejected form, to fill it in again
 	Comment    string              // likewise
 }
 
@@ -263,8 +262,8 @@ type actionHandlers struct{ reviews }
 
 func (s actionHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/actions/{id}", looks, s.action},
-		{"GET", "/console/actions/{id}/text", looks, s.text},
+		{"GET", "/console/actions/{id}", views, s.action},
+		{"GET", "/console/actions/{id}/text", views, s.text},
 		{"POST", "/console/actions/{id}/decision", decides, s.decide},
 		{"POST", "/console/actions/{id}/resolution", decides, s.resolve},
 		{"POST", "/console/actions/{id}/comment", decides, s.comment},
@@ -291,7 +290,7 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 			return err
 		}
 	}
-	if v.council, err = s.council(ctx, who, &v.Action); err != nil {
+	if v.approvals, err = s.approvals(ctx, who, &v.Action); err != nil {
 		return err
 	}
 	if v.Kind == mailbox.SendKind && v.Version > 1 {
@@ -316,7 +315,7 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 		return err
 	}
 	if v.Moving() {
-		// Soon at first; one that is tried again for an hour need not be watched.
+		// Refresh quickly at first, then slowly: retries can continue for hours.
 		p.Refresh = 2
 		if time.Until(v.Due) > time.Minute || len(v.History) > 0 && time.Since(v.History[len(v.History)-1].At) > time.Minute {
 			p.Refresh = 30
@@ -369,13 +368,13 @@ func (s actionHandlers) decide(w http.ResponseWriter, r *http.Request, who auth.
 	switch r.PostForm.Get("decision") {
 	case "approve":
 		d.Approve = true
-		// Nobody has seen what could not be shown.
+		// Content that could not be shown has not been reviewed.
 		a, err := s.review(r.Context(), who, id)
 		if err != nil {
 			return err
 		}
 		if a.State == oversight.Pending && !a.Decidable() {
-			return s.showAction(w, r, who, http.StatusConflict, "It cannot be approved, because what it would do cannot be shown. Nothing was changed.")
+			return s.showAction(w, r, who, http.StatusConflict, "This action cannot be approved because its content cannot be shown. Nothing was changed.")
 		}
 	case "reject":
 	default:
@@ -395,7 +394,7 @@ func (s actionHandlers) resolve(w http.ResponseWriter, r *http.Request, who auth
 	}
 	to, ok := map[string]oversight.State{"happened": oversight.Done, "give-up": oversight.Failed, "again": oversight.Approved}[r.PostForm.Get("outcome")]
 	if !ok {
-		return s.showAction(w, r, who, http.StatusBadRequest, "Say what happened: choose one of the three. Nothing was changed.")
+		return s.showAction(w, r, who, http.StatusBadRequest, "Choose one of the three outcomes. Nothing was changed.")
 	}
 	return s.after(w, r, who, id, s.gate.Resolve(r.Context(), who, id, version, to, typed(r, "reason")))
 }
@@ -409,27 +408,28 @@ func (s actionHandlers) cancel(w http.ResponseWriter, r *http.Request, who auth.
 	return s.after(w, r, who, id, err)
 }
 
-// after shows what became of a form about an action.
+// after answers a form about an action: it redirects to the action's page, or
+// shows there why err changed nothing.
 func (s actionHandlers) after(w http.ResponseWriter, r *http.Request, who auth.Principal, id string, err error) error {
 	switch {
 	case errors.Is(err, oversight.ErrLate):
 		return s.showAction(w, r, who, http.StatusConflict,
-			"It is not approved: its time to leave has passed by more than an hour. Look at it again; approved once more, it leaves at once.")
+			"Not approved: the scheduled time passed more than an hour ago. Review it again. If you approve it again, it is carried out at once.")
 	case errors.Is(err, oversight.ErrTooLate):
-		return s.showAction(w, r, who, http.StatusConflict, "It was not taken back: it has begun to leave, or is settled. This is how it stands now.")
+		return s.showAction(w, r, who, http.StatusConflict, "Not cancelled: the action has already started or finished. The page shows its current state.")
 	case errors.Is(err, oversight.ErrNotCounted):
-		return s.showAction(w, r, who, http.StatusForbidden, "Your click changed nothing: your approval would not count. Below is why, and what is missing.")
+		return s.showAction(w, r, who, http.StatusForbidden, "Your click changed nothing: your approval would not count. See below for the reason and the missing approvals.")
 	case errors.Is(err, oversight.ErrNotAsked):
-		return s.showAction(w, r, who, http.StatusForbidden, "Your click changed nothing: policy asks others to decide on this.")
+		return s.showAction(w, r, who, http.StatusForbidden, "Your click changed nothing: policy assigns this decision to other reviewers.")
 	case errors.Is(err, oversight.ErrStepUp):
-		return s.showAction(w, r, who, http.StatusForbidden, "It is not approved: policy asks here that you prove a second factor first. Do that, look at this again, and approve.")
+		return s.showAction(w, r, who, http.StatusForbidden, "Not approved: policy requires a second factor. Confirm it, review the action again, and approve.")
 	case errors.Is(err, oversight.ErrStopped):
-		return s.showAction(w, r, who, http.StatusConflict, "It is not approved: a kill switch stops it. It keeps waiting, and can be rejected.")
+		return s.showAction(w, r, who, http.StatusConflict, "Not approved: a kill switch blocks this action. It keeps waiting and can be rejected.")
 	case errors.Is(err, oversight.ErrStale):
 		return s.showAction(w, r, who, http.StatusConflict,
-			"Your click changed nothing: somebody has decided already, or the action has changed since your page was made. This is how it stands now.")
+			"Your click changed nothing: the action was already decided or changed after the page was loaded. The page shows its current state.")
 	case errors.Is(err, oversight.ErrReason):
-		return s.showAction(w, r, who, http.StatusBadRequest, "Give a reason of at most 1000 bytes: about as many letters. Nothing was changed.")
+		return s.showAction(w, r, who, http.StatusBadRequest, "Enter a reason of at most 1000 bytes. Nothing was changed.")
 	case err != nil:
 		return err
 	}

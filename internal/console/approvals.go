@@ -20,23 +20,23 @@ import (
 // stepUpPath is where a person proves a second factor; next leads back.
 const stepUpPath = "/console/stepup"
 
-// A council is what people have to do with an action: who is asked, who said
-// what, and what the one who looks may do.
-type council struct {
+// An approvals is the state of the decision on an action: the approvers, their
+// votes, and what the viewer may do.
+type approvals struct {
 	Votes   []vote // of the version that waits
 	Remarks []oversight.Remark
-	Halt    string // by which kill switch, in words; empty if by none
+	Halt    string // kill switch that blocks approval; empty if none
 
-	Decides bool // who looks decides on actions at all
-	Asked   bool // and policy asks them about this one
-	Voted   bool // and they have approved this version
-	Proof   bool // and a second factor is to be proved first
+	Decides bool // the viewer's role can decide on actions
+	Asked   bool // policy accepts the viewer as an approver of this one
+	Voted   bool // the viewer approved this version
+	Proof   bool // the viewer must confirm a second factor first
 
-	ProofPath string // where
+	ProofPath string // page that confirms it
 	Missing   int    // approvals that are still needed
 
-	Lacks string // what it waits for, in words
-	Bars  string // why the approval of who looks would not count; empty if it would
+	Lacks string // description of the missing approvals
+	Bars  string // why the viewer's approval would not count; empty if it would
 }
 
 // A vote is an approval, with the reason if it does not count.
@@ -46,15 +46,15 @@ type vote struct {
 	Uncounted string // empty if it counts
 }
 
-// council reads what people have to do with a.
-func (s reviews) council(ctx context.Context, who auth.Principal, a *oversight.Action) (c council, err error) {
+// approvals reads the approvers, votes and comments of a, for the viewer who.
+func (s reviews) approvals(ctx context.Context, who auth.Principal, a *oversight.Action) (c approvals, err error) {
 	votes, err := s.gate.Votes(ctx, who, a.ID)
 	if err != nil {
-		return council{}, err
+		return approvals{}, err
 	}
 	version := a.Version
 	if a.State != oversight.Pending && len(votes) > 0 {
-		version = votes[len(votes)-1].Version // that was decided on
+		version = votes[len(votes)-1].Version // the version that was decided
 	}
 	for _, v := range votes {
 		if v.Version == version {
@@ -62,7 +62,7 @@ func (s reviews) council(ctx context.Context, who auth.Principal, a *oversight.A
 		}
 	}
 	if c.Remarks, err = s.gate.Remarks(ctx, who, a.ID); err != nil {
-		return council{}, err
+		return approvals{}, err
 	}
 	if a.State == oversight.Pending {
 		err = s.db.View(ctx, func(tx *store.Tx) error {
@@ -73,12 +73,12 @@ func (s reviews) council(ctx context.Context, who auth.Principal, a *oversight.A
 			return err
 		})
 		if err != nil {
-			return council{}, err
+			return approvals{}, err
 		}
 	}
-	c.Decides, c.Asked = who.Decides(), asks(who, a)
+	c.Decides, c.Asked = who.Decides(), isApprover(who, a)
 	c.Voted = slices.ContainsFunc(c.Votes, func(v vote) bool { return v.Person == who.String() })
-	c.Proof = a.StepUp && time.Since(who.Strong) > oversight.StepUpTime-30*time.Second // not while they read
+	c.Proof = a.StepUp && time.Since(who.Strong) > oversight.StepUpTime-30*time.Second // leave time to read the page
 	c.ProofPath = stepUpPath + "?" + url.Values{"next": {"/console/actions/" + a.ID}}.Encode()
 	c.Missing = a.Approvers - len(c.Votes)
 	if a.State == oversight.Pending {
@@ -88,11 +88,11 @@ func (s reviews) council(ctx context.Context, who auth.Principal, a *oversight.A
 	return c, nil
 }
 
-// asks reports whether who is among those whom policy wants to decide on a.
-func asks(who auth.Principal, a *oversight.Action) bool { return who.Decides() && a.Asks(who) }
+// isApprover reports whether policy accepts who as an approver of a.
+func isApprover(who auth.Principal, a *oversight.Action) bool { return who.Decides() && a.Asks(who) }
 
-// asked says whom policy asks, in words.
-func asked(names []string) string {
+// approverNames describes the approvers that policy names.
+func approverNames(names []string) string {
 	var out []string
 	for _, n := range names {
 		switch n {
@@ -105,7 +105,7 @@ func asked(names []string) string {
 	}
 	switch n := len(out); n {
 	case 0:
-		return "whoever reviews"
+		return "any reviewer"
 	case 1:
 		return out[0]
 	default:
@@ -113,7 +113,7 @@ func asked(names []string) string {
 	}
 }
 
-// comment records what a person says about an action.
+// comment adds a person's comment to an action.
 func (s actionHandlers) comment(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
@@ -130,7 +130,7 @@ func (s actionHandlers) comment(w http.ResponseWriter, r *http.Request, who auth
 	return nil
 }
 
-// history returns what the record says about something, oldest first.
+// history returns the audit entries about object, oldest first.
 func (s reviews) history(ctx context.Context, who auth.Principal, object string) (es []audit.Entry, err error) {
 	err = s.db.View(ctx, func(tx *store.Tx) error {
 		es, err = audit.List(ctx, tx, audit.Query{Project: who.Project, Object: object})
@@ -140,26 +140,26 @@ func (s reviews) history(ctx context.Context, who auth.Principal, object string)
 	return es, err
 }
 
-// facts are what policy was told about an action, for who decides after it.
-func facts(a oversight.Action) (out []pair) {
+// policyInputs returns the facts that policy evaluated, for the reviewer.
+func policyInputs(a oversight.Action) (out []pair) {
 	r := a.Request
 	add := func(name, format string, args ...any) { out = append(out, pair{name, fmt.Sprintf(format, args...)}) }
 	if r.Mode != "" {
-		add("Inbox’s mode", "%s", r.Mode.Means())
+		add("Inbox mode", "%s", r.Mode.Means())
 	}
 	if len(r.To) > 0 && r.Kind == mailbox.SendKind {
 		switch h := r.History; {
 		case h.Known == len(r.To) && h.Replies:
-			add("History", "each recipient has had mail from this inbox, and has written to it")
+			add("History", "every recipient has received mail from this inbox and written to it")
 		case h.Known == len(r.To):
-			add("History", "each recipient has had mail from this inbox before")
+			add("History", "every recipient has received mail from this inbox before")
 		case h.Known == 0:
-			add("History", "no recipient has had mail from this inbox before")
+			add("History", "no recipient has received mail from this inbox before")
 		default:
-			add("History", "%d of %d recipients have had mail from this inbox before", h.Known, len(r.To))
+			add("History", "%d of %d recipients have received mail from this inbox before", h.Known, len(r.To))
 		}
 		if r.Listed {
-			add("Allow list", "has every recipient")
+			add("Allow list", "contains every recipient")
 		}
 	}
 	if r.Template != "" {

@@ -16,17 +16,17 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestTwoPeople: an action that two must approve says who has, does not let
+// TestTwoApproversAreCountedOnceEach: an action that two must approve says who has, does not let
 // one of them count twice, and leaves after the second.
-func TestTwoPeople(t *testing.T) {
+func TestTwoApproversAreCountedOnceEach(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	f.judge.verdict = policy.Verdict{Effect: policy.Ask, Reason: "rule big: two people", Rule: "big", Approvers: 2, Within: 3 * time.Hour}
 	a := f.propose(draft())
 	path := "/console/actions/" + a.ID
-	contains(t, "queue", f.get("/console/").body, "<strong>0 of 2</strong> approvals", "denied if nobody decides", "in 2 h")
+	contains(t, "queue", f.get("/console/").body, "<strong>0 of 2</strong> approvals", "expires <time", "in 2 h")
 	page := f.get(path)
-	contains(t, "page", page.body, "2 people must approve it: whoever reviews.", "Approve as one of 2")
+	contains(t, "page", page.body, "2 people must approve this: any reviewer.", "Approve as one of 2")
 	if got := f.submit(path+"/decision", f.form(page.body, "approve-form")); got.status != http.StatusSeeOther {
 		t.Fatalf("first approval: %d\n%s", got.status, got.body)
 	}
@@ -34,7 +34,7 @@ func TestTwoPeople(t *testing.T) {
 		t.Fatalf("after one of two it is %s with %d approvals", got.State, got.Approvals)
 	}
 	page2 := f.get(path)
-	contains(t, "page", page2.body, "You have approved it. One more person is needed.", "So far 1 of 2:", "ann")
+	contains(t, "page", page2.body, "You approved this. One more approval is needed.", "1 of 2 so far:", "ann")
 	if strings.Contains(page2.body, `id="approve-form"`) {
 		t.Error("who has approved is offered to approve again")
 	}
@@ -49,30 +49,30 @@ func TestTwoPeople(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.drain()
-	contains(t, "page", f.get(path).body, `data-state="done"`, "2 of 2 that it needed", "approved, as one of several")
+	contains(t, "page", f.get(path).body, `data-state="done"`, "2 of 2 required approvals", "approved, as one of several")
 }
 
-// TestNotAsked: a person whom policy does not ask is told so, and their click,
+// TestOnlyNamedApproversDecide: a person whom policy does not ask is told so, and their click,
 // sent all the same, changes nothing.
-func TestNotAsked(t *testing.T) {
+func TestOnlyNamedApproversDecide(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	f.judge.verdict = policy.Verdict{Effect: policy.Ask, Reason: "rule money", Who: []string{"bob", "carol"}}
 	a := f.propose(draft())
 	path := "/console/actions/" + a.ID
 	page := f.get(path)
-	contains(t, "page", page.body, "One person must approve it: bob or carol.", "Policy asks others to decide on this")
+	contains(t, "page", page.body, "One person must approve this: bob or carol.", "Policy assigns this decision to other reviewers")
 	if strings.Contains(page.body, "approve-form") || strings.Contains(page.body, "reject-form") {
 		t.Error("who is not asked has buttons")
 	}
 	for _, d := range []string{"approve", "reject"} {
 		got := f.submit(path+"/decision", url.Values{"version": {"1"}, "digest": {a.Hex()}, "decision": {d}, "reason": {"x"}})
-		if got.status != http.StatusForbidden || !strings.Contains(got.body, "asks others") {
+		if got.status != http.StatusForbidden || !strings.Contains(got.body, "to other reviewers") {
 			t.Errorf("%s by who is not asked: %d", d, got.status)
 		}
 	}
-	contains(t, "queue", f.get("/console/").body, "asks bob or carol")
-	if got := f.get("/console/?asked=me"); !strings.Contains(got.body, "Nothing that waits is of this kind") {
+	contains(t, "queue", f.get("/console/").body, "decided by bob or carol")
+	if got := f.get("/console/?asked=me"); !strings.Contains(got.body, "No matching actions") {
 		t.Error("what others are asked is among what one is asked oneself")
 	}
 	if got := f.state(a.ID); got.State != oversight.Pending {
@@ -89,12 +89,12 @@ func TestSecondFactor(t *testing.T) {
 	a := f.propose(draft())
 	path := "/console/actions/" + a.ID
 	page := f.get(path)
-	contains(t, "page", page.body, "Who approves proves a second factor first", `id="prove"`, "next=%2Fconsole%2Factions%2F"+a.ID)
+	contains(t, "page", page.body, "Approving requires a second factor", `id="prove"`, "next=%2Fconsole%2Factions%2F"+a.ID)
 	if strings.Contains(page.body, "approve-form") {
 		t.Error("the button to approve is there before the proof")
 	}
 	click := url.Values{"version": {"1"}, "digest": {a.Hex()}, "decision": {"approve"}}
-	if got := f.submit(path+"/decision", click); got.status != http.StatusForbidden || !strings.Contains(got.body, "second factor first") {
+	if got := f.submit(path+"/decision", click); got.status != http.StatusForbidden || !strings.Contains(got.body, "requires a second factor") {
 		t.Errorf("approval without a second factor: %d", got.status)
 	}
 	f.exec(`update session set strong_at = $1`, time.Now().UnixMicro())
@@ -116,7 +116,7 @@ func TestComments(t *testing.T) {
 		}
 	}
 	page := f.get(path)
-	contains(t, "page", page.body, "is &lt;b&gt;this&lt;/b&gt; ours?\nlook", "the agent reads it", "commented on")
+	contains(t, "page", page.body, "is &lt;b&gt;this&lt;/b&gt; ours?\nlook", "visible to the agent", "commented on")
 	rs, err := f.gate.Remarks(t.Context(), f.agent, a.ID)
 	if err != nil || len(rs) != 1 || rs[0].Text != "name the region" {
 		t.Errorf("the agent reads %v, %v", rs, err)
@@ -144,11 +144,11 @@ func TestSwitchStopsApproval(t *testing.T) {
 		t.Fatal(err)
 	}
 	page := f.get(path)
-	contains(t, "page", page.body, "cannot be approved now", "it &lt;i&gt;spams&lt;/i&gt;", "reject-form")
+	contains(t, "page", page.body, "blocks approval", "it &lt;i&gt;spams&lt;/i&gt;", "reject-form")
 	if strings.Contains(page.body, "approve-form") {
 		t.Error("the button to approve is there while a switch stops it")
 	}
-	if got := f.submit(path+"/decision", before); got.status != http.StatusConflict || !strings.Contains(got.body, "kill switch stops it") {
+	if got := f.submit(path+"/decision", before); got.status != http.StatusConflict || !strings.Contains(got.body, "kill switch blocks this action") {
 		t.Errorf("a click from before: %d", got.status)
 	}
 }
@@ -200,7 +200,7 @@ func TestEdit(t *testing.T) {
 		t.Errorf("after the edit: %+v", now)
 	}
 	page = f.get(path)
-	contains(t, "page", page.body, "What was changed", "<del><bdi>north 150</bdi></del>", "<ins><bdi>north 151</bdi></ins>", "<del><bdi>eve@hidden.example</bdi></del>", "&lt;script&gt;x&lt;/script&gt;", "Edited by", "Every revision")
+	contains(t, "page", page.body, ">Changes<", "<del><bdi>north 150</bdi></del>", "<ins><bdi>north 151</bdi></ins>", "<del><bdi>eve@hidden.example</bdi></del>", "&lt;script&gt;x&lt;/script&gt;", "Edited by", "Revisions")
 	if got := f.submit(path+"/decision", before); got.status != http.StatusConflict || !strings.Contains(got.body, "changed nothing") {
 		t.Errorf("approval of what was there before the edit: %d", got.status)
 	}
@@ -236,7 +236,7 @@ func TestBatch(t *testing.T) {
 	contains(t, "queue", f.get("/console/").body, `href="/console/batch?page=1"`)
 	page := f.get("/console/batch").body
 	tick := func(a oversight.Action) string { return a.ID + ":1:" + a.Hex() }
-	contains(t, "page", page, tick(one), tick(two), tick(three), tick(changed), "one &lt;script&gt;1&lt;/script&gt;", "too long to be read here", "files to look into", one.Hex())
+	contains(t, "page", page, tick(one), tick(two), tick(three), tick(changed), "one &lt;script&gt;1&lt;/script&gt;", "too long to show here", "files to review", one.Hex())
 	if strings.Contains(page, tick(alone)) || strings.Contains(page, tick(filed)) {
 		t.Error("what is not shown in full can be ticked")
 	}
@@ -262,15 +262,15 @@ func TestBatch(t *testing.T) {
 		}
 	}
 	got = f.submit("/console/batch", url.Values{"decision": {"reject"}, "reason": {"not today"}, "act": {tick(three), tick(one)}})
-	contains(t, "answers", got.body, "rejected", "somebody has decided already")
+	contains(t, "answers", got.body, "rejected", "already decided")
 	if got := f.state(three.ID); got.State != oversight.Denied || got.Reason != "not today" {
 		t.Errorf("rejected: %+v", got)
 	}
 }
 
-// TestNotCounted: a page says why an approval does not count and what is missing,
+// TestUncountedApprovalIsExplained: a page says why an approval does not count and what is missing,
 // and a click that is sent all the same changes nothing.
-func TestNotCounted(t *testing.T) {
+func TestUncountedApprovalIsExplained(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	f.judge.verdict = policy.Verdict{Effect: policy.Ask, Approvers: 2}
@@ -293,7 +293,7 @@ func TestNotCounted(t *testing.T) {
 		return errors.Join(err, storetest.Reseal(t.Context(), tx))
 	})
 	page := f.get(path).body
-	contains(t, "page", page, "So far 1 of 2:", "does not count: may be anybody with an account", "It needs 1 of 2 approvals, by different people",
+	contains(t, "page", page, "1 of 2 so far:", "does not count: may be anybody with an account", "Still needed: 1 of 2 approvals, by different people",
 		`id="bars"`, "person:ann may be the same person as person:bob", "opened by person:ann (joined)")
 	if strings.Contains(page, `id="approve-form"`) || !strings.Contains(page, `id="reject-form"`) {
 		t.Error("want a button to reject, and none to approve")

@@ -61,11 +61,11 @@ type auditHandlers struct{ *Server }
 
 func (s auditHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/audit", looks, s.audit},
-		{"POST", "/console/audit/verify", looks, s.verify},
-		{"GET", "/console/audit/checkpoint", looks, s.checkpoint},
-		{"GET", "/console/audit/{id}", looks, s.entry},
-		{"GET", "/console/audit/{id}/proof", looks, s.proof},
+		{"GET", "/console/audit", views, s.audit},
+		{"POST", "/console/audit/verify", views, s.verify},
+		{"GET", "/console/audit/checkpoint", views, s.checkpoint},
+		{"GET", "/console/audit/{id}", views, s.entry},
+		{"GET", "/console/audit/{id}/proof", views, s.proof},
 	}
 }
 
@@ -116,7 +116,7 @@ func (s auditHandlers) audit(w http.ResponseWriter, r *http.Request, who auth.Pr
 		next.Set("before", strconv.FormatInt(v.Entries[perAuditPage-1].Seq, 10))
 		v.Older = "/console/audit?" + next.Encode()
 	}
-	return s.render(w, http.StatusOK, page{Name: "audit", Title: "Record", Who: who, Here: "audit", Body: v})
+	return s.render(w, http.StatusOK, page{Name: "audit", Title: "Audit log", Who: who, Here: "audit", Body: v})
 }
 
 // kept returns what is known of the record without reading all of it.
@@ -126,7 +126,7 @@ func (s auditHandlers) kept(ctx context.Context, tx *store.Tx) (k keptState, err
 	}
 	k.Newest, err = audit.Latest(ctx, tx)
 	if k.Any = err == nil; err != nil && !errors.Is(err, audit.ErrNoCheckpoint) {
-		// Somebody has changed it: that is for people to see, and no failure of the page.
+		// The log was modified. Show that to people instead of failing the page.
 		k.Failed = err.Error()
 	}
 	if s.conf.Record != nil {
@@ -246,8 +246,8 @@ type verification struct {
 // Newer returns how many entries what was kept says nothing about.
 func (v verification) Newer() int { return v.Count - int(v.Covered) }
 
-// verify reads the whole record. It is a POST although it changes nothing: it
-// is much work, which no link and no prefetch should start.
+// verify reads the whole audit log. It is a POST although it changes nothing:
+// it is expensive, and a link or a prefetch must not start it.
 func (s auditHandlers) verify(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx := r.Context()
 	v := verification{Known: strings.TrimSpace(r.PostForm.Get("known")), At: time.Now()}
@@ -255,7 +255,7 @@ func (s auditHandlers) verify(w http.ResponseWriter, r *http.Request, who auth.P
 	if v.Known != "" {
 		var err error
 		if o.Known, err = audit.ParseHead(v.Known); err != nil {
-			return fmt.Errorf("%w: the noted head must look like 123:0a1b…, as a former verification showed it", errForm)
+			return fmt.Errorf("%w: the known head must look like 123:0a1b…, as shown by an earlier verification", errForm)
 		}
 	}
 	keys, err := s.recordKeys(ctx)
@@ -270,7 +270,7 @@ func (s auditHandlers) verify(w http.ResponseWriter, r *http.Request, who auth.P
 		}
 		k, err := audit.Keep(fmt.Sprintf("that was pasted (no. %d)", i+1), b, keys)
 		if err != nil {
-			return fmt.Errorf("%w: checkpoint: it is no checkpoint that this server has signed", errForm)
+			return fmt.Errorf("%w: checkpoint: it is not signed by this server", errForm)
 		}
 		o.Kept, v.Pasted = append(o.Kept, k), true
 	}
@@ -303,7 +303,7 @@ func (s auditHandlers) verify(w http.ResponseWriter, r *http.Request, who auth.P
 	if n := len(report.Kept); n > 0 {
 		v.Covered = max(v.Covered, report.Kept[n-1].Size)
 	}
-	return s.render(w, http.StatusOK, page{Name: "verify", Title: "Record verified", Who: who, Here: "audit", Body: v})
+	return s.render(w, http.StatusOK, page{Name: "verify", Title: "Audit log verified", Who: who, Here: "audit", Body: v})
 }
 
 // recordKeys are the public keys of checkpoints.

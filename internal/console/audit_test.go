@@ -40,18 +40,18 @@ func (f *fixture) recordKeys(context.Context) ([]audit.Key, error) {
 	return []audit.Key{{VKey: f.vkey}}, nil
 }
 
-// TestRecordKept: the page says how far the last checkpoint goes, each entry
+// TestSavedCheckpointRevealsRewrite: the page says how far the last checkpoint goes, each entry
 // has a page and a proof that can be checked elsewhere, and a kept checkpoint
 // shows a record that was written anew as a whole.
-func TestRecordKept(t *testing.T) {
+func TestSavedCheckpointRevealsRewrite(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	a := f.propose(draft())
-	contains(t, "before", f.get("/console/audit").body, "No checkpoint was signed yet")
+	contains(t, "before", f.get("/console/audit").body, "No checkpoint has been signed yet")
 	if got := f.get("/console/audit/checkpoint"); got.status != http.StatusNotFound {
 		t.Errorf("no checkpoint: %d, want 404", got.status)
 	}
-	contains(t, "uncovered", f.get("/console/audit/1").body, "No checkpoint covers it yet")
+	contains(t, "uncovered", f.get("/console/audit/1").body, "No checkpoint covers this entry yet")
 	if got := f.get("/console/audit/1/proof"); got.status != http.StatusNotFound {
 		t.Errorf("no proof: %d, want 404", got.status)
 	}
@@ -75,7 +75,7 @@ func TestRecordKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := "/console/audit/" + strconv.FormatInt(seq, 10)
-	contains(t, "entry", f.get(path).body, "action.propose", a.ID, a.Hex(), "Save the proof")
+	contains(t, "entry", f.get(path).body, "action.propose", a.ID, a.Hex(), "Download the proof")
 	proof, err := audit.ParseProof([]byte(f.get(path + "/proof").body))
 	if err != nil {
 		t.Fatal(err)
@@ -101,8 +101,8 @@ func TestRecordKept(t *testing.T) {
 
 	f.propose(draft())
 	contains(t, "newer", f.get("/console/audit").body, "newer than")
-	contains(t, "by actor", f.get("/console/audit?actor=person:").body, "person.", "All, from the newest")
-	if body := f.get("/console/audit?until=2020-01-01T00:00").body; !strings.Contains(body, "No entry fits") {
+	contains(t, "by actor", f.get("/console/audit?actor=person:").body, "person.", "Clear filter")
+	if body := f.get("/console/audit?until=2020-01-01T00:00").body; !strings.Contains(body, "No matching entries") {
 		t.Error("an entry from before there was anything")
 	}
 	for _, q := range []string{"since=yesterday", "until=1", "actor=%00"} {
@@ -111,7 +111,7 @@ func TestRecordKept(t *testing.T) {
 		}
 	}
 	browser := strings.ReplaceAll(kept.body, "\n", "\r\n") // as a form sends it
-	contains(t, "with it", f.submit("/console/audit/verify", url.Values{"checkpoint": {browser}}).body, "The record holds", "the checkpoint that you had kept is of this record", "newer than what you had kept")
+	contains(t, "with it", f.submit("/console/audit/verify", url.Values{"checkpoint": {browser}}).body, "The audit log is intact", "unchanged since the checkpoint that you saved", "newer than your saved head or checkpoint")
 	for name, forged := range map[string]string{"nonsense": "x", "another size": strings.Replace(browser, "\r\n"+strconv.FormatInt(made.Size, 10), "\r\n1", 1)} {
 		if got := f.submit("/console/audit/verify", url.Values{"checkpoint": {forged}}); got.status != http.StatusBadRequest {
 			t.Errorf("%s: %d, want 400", name, got.status)
@@ -125,10 +125,10 @@ func TestRecordKept(t *testing.T) {
 	if err := audit.Fill(t.Context(), f.db, nil); err != nil {
 		t.Fatal(err)
 	}
-	contains(t, "cut", f.submit("/console/audit/verify", url.Values{}).body, "The record holds")
-	contains(t, "cut, with it", f.submit("/console/audit/verify", url.Values{"checkpoint": {browser}}).body, "does not hold", "entry 3")
+	contains(t, "cut", f.submit("/console/audit/verify", url.Values{}).body, "The audit log is intact")
+	contains(t, "cut, with it", f.submit("/console/audit/verify", url.Values{"checkpoint": {browser}}).body, "audit log was modified", "entry 3")
 	if _, err := f.record.Make(t.Context()); err == nil {
 		t.Error("the server signs a record that was cut")
 	}
-	contains(t, "cut, the page", f.get("/console/audit").body, "No checkpoint can be signed")
+	contains(t, "cut, the page", f.get("/console/audit").body, "Checkpoints cannot be signed")
 }

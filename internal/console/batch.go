@@ -13,21 +13,21 @@ import (
 	"postern/internal/oversight"
 )
 
-// How much is decided on together, and how long a text is read on a page of
-// many. Longer ones, and those with warnings, are read each on their own.
+// Limits of a batch. Actions with longer texts or with warnings are decided on
+// their own pages, so that nobody approves them at a glance.
 const (
 	maxBatch     = 25
 	maxBatchText = 3000 // bytes
 )
 
-// A batchItem is one action on the page of many.
+// A batchItem is one action on the batch page.
 type batchItem struct {
 	*review
-	council
-	Alone string // why it is decided on its own page alone; empty if it can be ticked here
+	approvals
+	Alone string // why it must be decided on its own page; empty if it can be selected here
 }
 
-// Token names exactly what is shown: the action, its version and its digest.
+// Token identifies what is shown: the action with its version and digest.
 func (b batchItem) Token() string { return fmt.Sprintf("%s:%d:%s", b.ID, b.Version, b.Hex()) }
 
 // A batchPage is several actions that wait, each shown.
@@ -81,7 +81,7 @@ func (s batchHandlers) showBatch(w http.ResponseWriter, r *http.Request, who aut
 		}
 		p.Items = append(p.Items, item)
 	}
-	v := page{Name: "batch", Title: "Decide on several", Who: who, Here: "queue", Watch: "queue", Body: p}
+	v := page{Name: "batch", Title: "Review several", Who: who, Here: "queue", Watch: "queue", Body: p}
 	if v.Mark, err = s.watched(r.Context(), who, "queue"); err != nil {
 		return err
 	}
@@ -95,32 +95,32 @@ func (s batchHandlers) item(ctx context.Context, who auth.Principal, id string) 
 		return batchItem{}, err
 	}
 	b := batchItem{review: r}
-	if b.council, err = s.council(ctx, who, &r.Action); err != nil {
+	if b.approvals, err = s.approvals(ctx, who, &r.Action); err != nil {
 		return batchItem{}, err
 	}
 	switch {
 	case !b.Asked:
-		b.Alone = "policy asks others"
+		b.Alone = "policy assigns it to other reviewers"
 	case !r.Decidable():
-		b.Alone = "it cannot be shown, or waits no more"
+		b.Alone = "it cannot be shown or is no longer waiting"
 	case r.Kind.Personal():
-		b.Alone = "it changes what agents may do"
+		b.Alone = "it changes what agents are allowed to do"
 	case b.Halt != "":
-		b.Alone = "a kill switch stops it"
+		b.Alone = "a kill switch blocks it"
 	case b.Voted:
-		b.Alone = "you have approved it, and it waits for others"
+		b.Alone = "you approved it, and it waits for other reviewers"
 	case r.StepUp:
-		b.Alone = "it asks for a second factor"
+		b.Alone = "it requires a second factor"
 	case len(r.View.Files) > 0:
-		// What is not shown here is not decided on here. The attack: one of twenty that
-		// reads as the others do, with another thing in its file.
-		b.Alone = "it has files to look into"
+		// The attack: one of twenty similar emails has a different attachment, and
+		// the batch page does not show the contents of attachments.
+		b.Alone = "it has files to review"
 	case len(r.View.Notes) > 0:
 		b.Alone = "there are warnings to read"
 	case len(r.View.Flags) > 0:
-		b.Alone = "the content checks found something"
+		b.Alone = "the content checks have findings"
 	case len(r.View.Text) > maxBatchText || r.TextCut:
-		b.Alone = "its text is too long to be read here"
+		b.Alone = "its text is too long to show here"
 	}
 	return b, nil
 }
@@ -132,9 +132,9 @@ type answer struct {
 	Text      string
 }
 
-// decideBatch records decisions on what was each shown, with the version and
-// the digest that it was shown with. The attack: an action that changes between
-// look and click, or a token that no page could have shown ticked.
+// decideBatch records one decision per selected action, with the version and
+// digest that were shown. The attacks: an action that changes between display
+// and click, and a forged token for an action that cannot be selected.
 func (s batchHandlers) decideBatch(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	tokens := slices.Compact(slices.Sorted(slices.Values(r.PostForm["act"])))
 	again := batchPage{Ticked: tokens, Reason: typed(r, "reason")}
@@ -144,11 +144,11 @@ func (s batchHandlers) decideBatch(w http.ResponseWriter, r *http.Request, who a
 	}
 	switch n := len(tokens); {
 	case n == 0:
-		again.Notice = "You have ticked nothing. Nothing was changed."
+		again.Notice = "Select at least one action. Nothing was changed."
 	case n > maxBatch:
-		return fmt.Errorf("%w: at most %d actions are decided on together", errForm, maxBatch)
+		return fmt.Errorf("%w: a batch holds at most %d actions", errForm, maxBatch)
 	case !approve && strings.TrimSpace(again.Reason) == "", len(again.Reason) > 1000:
-		again.Notice = "Give a reason of at most 1000 bytes. Nothing was changed."
+		again.Notice = "Enter a reason of at most 1000 bytes. Nothing was changed."
 	}
 	if again.Notice != "" {
 		return s.showBatch(w, r, who, http.StatusBadRequest, again)
@@ -175,9 +175,9 @@ func (s batchHandlers) decideBatch(w http.ResponseWriter, r *http.Request, who a
 	}
 	for i, err := range s.gate.DecideAll(r.Context(), who, ds) {
 		a := &answers[asked[i]]
-		if a.OK, a.Text = err == nil, said(err); a.Text == "" {
+		if a.OK, a.Text = err == nil, outcomeText(err); a.Text == "" {
 			s.log.ErrorContext(r.Context(), "decide on one of several", "action", a.ID, "err", err)
-			a.Text = "internal error; the server's log says what"
+			a.Text = "internal error; see the server log"
 		}
 		if !a.OK {
 			continue
@@ -194,7 +194,7 @@ func (s batchHandlers) decideBatch(w http.ResponseWriter, r *http.Request, who a
 			a.Text = "approved"
 		}
 	}
-	return s.render(w, http.StatusOK, page{Name: "answers", Title: "What became of it", Who: who, Here: "queue", Body: answers})
+	return s.render(w, http.StatusOK, page{Name: "answers", Title: "Results", Who: who, Here: "queue", Body: answers})
 }
 
 // shownAs reads a token of [batchItem.Token].
@@ -210,26 +210,26 @@ func shownAs(token string) (oversight.Decision, error) {
 	return oversight.Decision{ID: part[0], Version: version, Digest: part[2]}, nil
 }
 
-// said says why a decision was not taken, for a person; empty if that is
-// nobody's business.
-func said(err error) string {
+// outcomeText returns the message for an error of a decision. It is empty for
+// internal errors, which are only logged.
+func outcomeText(err error) string {
 	switch {
 	case err == nil:
 		return "recorded"
 	case errors.Is(err, oversight.ErrNotCounted):
-		return "not approved: your approval would not count; its page says why"
+		return "not approved: your approval would not count; see the action for the reason"
 	case errors.Is(err, oversight.ErrNotAsked):
-		return "not changed: policy asks others"
+		return "not changed: policy assigns it to other reviewers"
 	case errors.Is(err, oversight.ErrStepUp):
-		return "not approved: it asks for a second factor"
+		return "not approved: it requires a second factor"
 	case errors.Is(err, oversight.ErrStopped):
-		return "not approved: a kill switch stops it"
+		return "not approved: a kill switch blocks it"
 	case errors.Is(err, oversight.ErrLate):
-		return "not approved: its time has passed; look at it again"
+		return "not approved: its scheduled time has passed; review it again"
 	case errors.Is(err, oversight.ErrStale):
-		return "not changed: somebody has decided already, or it has changed since it was shown"
+		return "not changed: already decided, or changed since it was shown"
 	case errors.Is(err, auth.ErrForbidden):
-		return "not changed: you may not"
+		return "not changed: your role does not allow it"
 	}
 	return ""
 }

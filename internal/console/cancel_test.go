@@ -24,11 +24,11 @@ func TestCancel(t *testing.T) {
 	contains(t, "pending", f.get(page).body, "Leaves", "not before", "approve-form")
 	f.submit(page+"/decision", f.form(f.get(page).body, "approve-form"))
 	approved := f.get(page)
-	contains(t, "approved", approved.body, "can be cancelled until then", "cancel-form")
+	contains(t, "approved", approved.body, "can cancel it until then", "cancel-form")
 	if got := f.submit(page+"/cancel", url.Values{}); got.status != http.StatusSeeOther {
 		t.Errorf("cancel: %d", got.status)
 	}
-	contains(t, "cancelled", f.get(page).body, `data-state="cancelled"`, "cancelled by a person", "Nothing has left, and nothing will.")
+	contains(t, "cancelled", f.get(page).body, `data-state="cancelled"`, "cancelled by a person", "Nothing was sent.")
 	contains(t, "decided", f.get("/console/decided").body, a.ID, `data-state="cancelled"`)
 	if got := f.state(a.ID); got.State != oversight.Cancelled {
 		t.Errorf("state = %s", got.State)
@@ -39,7 +39,7 @@ func TestCancel(t *testing.T) {
 		t.Fatal(err)
 	}
 	page = "/console/actions/" + a.ID
-	contains(t, "scheduled", f.get(page).body, `data-state="scheduled"`, "waits for its time", "cancel-form")
+	contains(t, "scheduled", f.get(page).body, `data-state="scheduled"`, "scheduled", "cancel-form")
 	b := f.propose(draft())
 	if err := f.gate.Decide(t.Context(), f.person, oversight.Decision{ID: b.ID, Version: b.Version, Digest: b.Hex(), Reason: "no"}); err != nil {
 		t.Fatal(err)
@@ -47,7 +47,7 @@ func TestCancel(t *testing.T) {
 	if got := f.submit("/console/actions/"+b.ID+"/cancel", url.Values{}); got.status != http.StatusConflict {
 		t.Errorf("cancel of what was rejected: %d", got.status)
 	} else {
-		contains(t, "too late", got.body, "It was not taken back")
+		contains(t, "too late", got.body, "Not cancelled")
 	}
 
 	// What is not kept any more is not shown as changed.

@@ -17,7 +17,7 @@ func (s accountHandlers) telegram() bool {
 }
 
 // errNoTelegram is what is said where the server has no bot.
-var errNoTelegram = fmt.Errorf("%w: the server has no bot in Telegram: it is started with --telegram-token", errForm)
+var errNoTelegram = fmt.Errorf("%w: the server has no Telegram bot; start it with --telegram-token", errForm)
 
 // chatOf returns the account in Telegram whose chat is linked to who.
 func (s accountHandlers) chatOf(ctx context.Context, who auth.Principal) (name string, since time.Time, err error) {
@@ -37,21 +37,21 @@ type chatPage struct {
 	Minutes int    // for which the code is good
 }
 
-// linkChat makes a code for who is signed in, and for nobody else: one person
-// would decide as two.
+// linkChat creates a code for the signed-in person only. A code for somebody
+// else would let one person vote as two.
 func (s accountHandlers) linkChat(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	if !s.telegram() {
 		return errNoTelegram
 	}
 	code, bot, err := s.conf.Notify.Code(r.Context(), who, who.ID)
 	if errors.Is(err, auth.ErrStepUp) {
-		return stepUpHandlers(s).showStepUp(w, r, who, http.StatusForbidden, "/console/account", "A chat decides as you do: to link one takes your second factor anew.")
+		return stepUpHandlers(s).showStepUp(w, r, who, http.StatusForbidden, "/console/account", "A linked chat can decide as you. Confirm your second factor to link one.")
 	}
 	if err != nil {
 		return err
 	}
 	v := chatPage{Code: code.Reveal(), Bot: bot, Minutes: int(notify.CodeTime.Minutes())}
-	return s.render(w, http.StatusOK, page{Name: "chat", Title: "Link a chat in Telegram", Who: who, Here: "account", Body: v})
+	return s.render(w, http.StatusOK, page{Name: "chat", Title: "Link a Telegram chat", Who: who, Here: "account", Body: v})
 }
 
 func (s accountHandlers) unlinkChat(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestNoTelegram: where the server has no bot the account says nothing of one.
+// TestTelegramNeedsABot: where the server has no bot the account says nothing of one.
 // How a chat is linked where it has, e2e.TestNotify shows.
-func TestNoTelegram(t *testing.T) {
+func TestTelegramNeedsABot(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	if a := f.get("/console/account"); a.status != http.StatusOK || strings.Contains(a.body, "Telegram") {

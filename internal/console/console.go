@@ -1,16 +1,14 @@
 // Package console serves the pages on which people review and decide.
 //
-// Everything is rendered here and works without a script. The one that there is
-// only tells a person that what they look at has changed, and never takes away
-// what they are typing; it is a file of ours, and no other runs.
-// What agents, sandboxes and mail say is hostile: it reaches a page as text
-// only, through html/template, with characters that are not seen made visible.
+// Pages are rendered on the server and work without scripts. The only script on
+// most pages refreshes stale content, and never discards what a person typed.
+// Text from agents, sandboxes and mail is hostile: it reaches a page only as
+// text through html/template, with invisible characters made visible.
 //
-// Nothing is decided here. Each page shows what the gate, the fleet and the
-// record say; each form is one call of theirs, by a signed-in person, with the
-// version and the digest that the person was shown. No GET changes anything: a
-// link in a mail that somebody or something fetches shows, and never acts on,
-// a request.
+// The console makes no decisions. Pages show the state of the gate, the fleet
+// and the audit log; each form makes one call to them for a signed-in person,
+// with the version and digest that the page showed. No GET changes anything, so
+// a link preview or a mail scanner cannot act on a request.
 package console
 
 import (
@@ -60,7 +58,7 @@ type Config struct {
 	Book *rulebook.Book
 	// Hooks are the webhooks. Required.
 	Hooks *webhook.Hooks
-	// Notify tells people of what waits; nil means that nobody is told.
+	// Notify notifies people of waiting actions; nil disables notifications.
 	Notify *notify.Notifier
 	// Record makes the audit's checkpoints; nil means that none are made.
 	Record *audit.Keeper
@@ -80,7 +78,7 @@ type Server struct {
 	post    *mailbox.PostOffice
 	domains *domain.Registry
 	conf    Config
-	// verifying has room for one: reading the whole record is work.
+	// verifying has capacity 1: reading the whole audit log is expensive.
 	verifying chan struct{}
 	closed    chan struct{} // by Close
 	closing   sync.Once
@@ -104,17 +102,16 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, fleet *sandbox.Fl
 	}
 }
 
-// A right is what a route asks of who comes.
+// A right is the least access that a route requires.
 type right string
 
-// The rights, from none to that of an owner. What a page's buttons do is checked
-// by the noun, too: here is the first of two lines, and the one that says which
-// pages a viewer has.
+// The rights, from none to an owner's. The packages behind the forms check roles
+// again; this first check also decides which pages a viewer can open.
 const (
-	open    right = ""        // nobody need be signed in; who is then nobody
-	looks   right = "looks"   // somebody who is signed in
-	decides right = "decides" // a reviewer or an owner
-	manages right = "manages" // an owner
+	open    right = ""       // no session needed; the handler gets the zero Principal
+	views   right = "view"   // any signed-in person
+	decides right = "decide" // a reviewer or an owner
+	manages right = "manage" // an owner
 )
 
 // holds reports whether who has the right.
@@ -122,7 +119,7 @@ func (r right) holds(who auth.Principal) bool {
 	switch r {
 	case open:
 		return true
-	case looks:
+	case views:
 		return who.Kind == auth.Person
 	case decides:
 		return who.Decides()
@@ -188,15 +185,15 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, fmt.Errorf("page: %w", store.ErrNotFound))
 	})
-	// The attack: a page of another origin, that of a sandbox on this very
-	// host included, whose form or script decides in a person's name.
+	// The attack: a page of another origin, such as a sandbox on this host, submits
+	// a form or runs a script that decides in a person's name.
 	p := http.NewCrossOriginProtection()
 	p.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, errOrigin) }))
 	inner := p.Handler(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		guard(w.Header())
-		// The attack: a name of the attacker's that resolves to this machine
-		// (DNS rebinding). To the browser its pages are of our origin then.
+		// The attack: DNS rebinding. A name of the attacker's resolves to this
+		// machine, so to the browser the attacker's pages share our origin.
 		if !s.knows(r.Host) {
 			s.fail(w, r, errHost)
 			return
@@ -206,10 +203,10 @@ func (s *Server) Handler() http.Handler {
 	})
 }
 
-// guard sets what holds for every answer: nothing but our own style, icon and
-// script is loaded, nobody frames a page, and nothing is kept. A frame of ours
-// cannot be led to another site either (frame-src): a link in a mail that a
-// reviewer looks at, and clicks, goes nowhere.
+// guard sets the security headers of every response: only our own styles, icons
+// and scripts load, no other page can frame ours, and nothing is cached.
+// frame-src 'self' also keeps the mail frame from navigating to another site
+// when a reviewer clicks a link in a mail.
 func guard(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; frame-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -245,11 +242,11 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, methods map[strin
 			return err
 		}
 		if !rt.needs.holds(who) {
-			return fmt.Errorf("%s needs who %s: %w", rt.path, rt.needs, auth.ErrForbidden)
+			return fmt.Errorf("%s: the %s right is required: %w", rt.path, rt.needs, auth.ErrForbidden)
 		}
 	}
 	if method == http.MethodPost {
-		// Not the query: a link cannot fill a form.
+		// Handlers read PostForm, not the query: a link cannot fill a form.
 		if err := r.ParseForm(); err != nil {
 			return formError(err)
 		}
@@ -257,8 +254,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, methods map[strin
 	return rt.serve(w, r, who)
 }
 
-// session returns the person who is signed in. Nothing but the cookie counts:
-// a key, wherever it is put, is not a person.
+// session returns the signed-in person. Only the session cookie is accepted: a
+// key, wherever the request carries it, never identifies a person.
 func (s *Server) session(r *http.Request) (auth.Principal, error) {
 	c, err := r.Cookie(s.cookie())
 	if err != nil || c.Value == "" {
@@ -267,7 +264,8 @@ func (s *Server) session(r *http.Request) (auth.Principal, error) {
 	return auth.CheckSession(r.Context(), s.db, auth.Secret(c.Value))
 }
 
-// version names the static files of this build, so that they may be kept.
+// version identifies the static files of this build in their URLs, so that
+// browsers can cache them.
 var version = sync.OnceValue(func() string {
 	h := sha256.New()
 	for _, name := range []string{"style.css", "live.js", "passkey.js"} {

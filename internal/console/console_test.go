@@ -63,7 +63,7 @@ func TestSetup(t *testing.T) {
 		{"no token", form("", "ann", password, password), http.StatusGone, "cannot be used"},
 		{"a bad name", form(f.link.Reveal(), "<script>", password, password), http.StatusBadRequest, "Name: use 1 to 63"},
 		{"a short password", form(f.link.Reveal(), "ann", "short", "short"), http.StatusBadRequest, "Password: use 10"},
-		{"two passwords", form(f.link.Reveal(), "ann", password, password+"x"), http.StatusBadRequest, "not the same"},
+		{"two passwords", form(f.link.Reveal(), "ann", password, password+"x"), http.StatusBadRequest, "do not match"},
 	} {
 		a := f.submit("/console/setup", tt.form)
 		if a.status != tt.want {
@@ -140,9 +140,9 @@ func TestSignIn(t *testing.T) {
 	}
 }
 
-// TestGuessing: guesses are slowed down, what they write is bounded, and a
+// TestPasswordGuessesAreThrottled: guesses are slowed down, what they write is bounded, and a
 // password in the wrong field is not kept for good.
-func TestGuessing(t *testing.T) {
+func TestPasswordGuessesAreThrottled(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	var last int
@@ -172,7 +172,7 @@ func TestDecide(t *testing.T) {
 	page := "/console/actions/" + a.ID
 
 	queue := f.get("/console/")
-	contains(t, "queue", queue.body, "(1) Waiting", "bob@shop.example", "carol@shop.example", "eve@hidden.example", "Hidden: the other recipients do not see this one",
+	contains(t, "queue", queue.body, "(1) Waiting", "bob@shop.example", "carol@shop.example", "eve@hidden.example", "Other recipients cannot see this address",
 		"Totals by region", "analyst@agents.test", "inbox key", "via REST", "1 file, 10 bytes", "Policy: "+a.Verdict, page)
 	if !regexp.MustCompile(`just now|\d+ s ago`).MatchString(queue.body) {
 		t.Error("queue does not say since when it waits")
@@ -243,7 +243,7 @@ func TestDecide(t *testing.T) {
 		t.Fatalf("approve: %d to %q\n%s", got.status, got.location, got.body)
 	}
 	shown = f.get(page)
-	contains(t, "approved", shown.body, `http-equiv="refresh" content="2"`, "Approved by", "about to be carried out")
+	contains(t, "approved", shown.body, `http-equiv="refresh" content="2"`, "Approved by", "will be carried out soon")
 	second := f.submit(page+"/decision", form)
 	if second.status != http.StatusConflict {
 		t.Errorf("the second click: %d, want 409", second.status)
@@ -272,7 +272,7 @@ func TestDecide(t *testing.T) {
 		t.Errorf("rejected: %s, %q, sent %d", got.State, got.Reason, f.hop.sent())
 	}
 	contains(t, "decided", f.get("/console/decided").body, "rejected", "the figures are wrong", `data-state="done"`, "eve@hidden.example", "hidden")
-	contains(t, "queue", f.get("/console/").body, "Nothing waits.")
+	contains(t, "queue", f.get("/console/").body, "Nothing is waiting.")
 }
 
 func TestResolve(t *testing.T) {
@@ -285,9 +285,9 @@ func TestResolve(t *testing.T) {
 			f.submit(page+"/decision", f.form(f.get(page).body, "approve-form"))
 			f.hop.answer(mail.Uncertain, "the connection broke off")
 			f.drain()
-			contains(t, "queue", f.get("/console/").body, "Say what happened", page)
+			contains(t, "queue", f.get("/console/").body, "Outcome unknown", page)
 			shown := f.get(page)
-			contains(t, "unknown", shown.body, `data-state="unknown"`, "the connection broke off", "may or may not have happened")
+			contains(t, "unknown", shown.body, `data-state="unknown"`, "the connection broke off", "may or may not have taken effect")
 			form := f.form(shown.body, "resolve-form")
 			form.Set("reason", "asked Bob on the phone")
 			if got := f.submit(page+"/resolution", form); got.status != http.StatusBadRequest {
@@ -316,8 +316,8 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// TestAtOnce is many people who click at the same time: one of them decides.
-func TestAtOnce(t *testing.T) {
+// TestConcurrentDecisionsCountOnce is many people who click at the same time: one of them decides.
+func TestConcurrentDecisionsCountOnce(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	a := f.propose(draft())
@@ -349,10 +349,10 @@ func TestAtOnce(t *testing.T) {
 	}
 }
 
-// TestChangedContent is who can write the database: what was changed after it
+// TestModifiedContentIsNotApproved is who can write the database: what was changed after it
 // was proposed is neither shown as good nor approved, also not from a page or
 // a list that was made before.
-func TestChangedContent(t *testing.T) {
+func TestModifiedContentIsNotApproved(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	a, b := f.propose(draft()), f.propose(draft())
@@ -365,7 +365,7 @@ func TestChangedContent(t *testing.T) {
 		t.Errorf("approve: %d, want 409", got.status)
 	}
 	shown := f.get(page)
-	contains(t, "changed", shown.body, "Somebody has changed the database")
+	contains(t, "changed", shown.body, "The database has been modified")
 	if strings.Contains(shown.body, "-form\"") && strings.Contains(shown.body, "/decision") {
 		t.Error("the changed action can be decided")
 	}
@@ -464,8 +464,8 @@ func TestEveryPageNeedsAPerson(t *testing.T) {
 	})
 }
 
-// TestOtherOrigins: pages of other sites, and other names for this one.
-func TestOtherOrigins(t *testing.T) {
+// TestOtherOriginsAreRefused: pages of other sites, and other names for this one.
+func TestOtherOriginsAreRefused(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	a := f.propose(draft())
@@ -543,8 +543,8 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// TestOpenRedirect: signing in ends on a page of the console.
-func TestOpenRedirect(t *testing.T) {
+// TestSignInStaysOnTheConsole: signing in ends on a page of the console.
+func TestSignInStaysOnTheConsole(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	const home = "/console/"
@@ -584,8 +584,8 @@ func TestOpenRedirect(t *testing.T) {
 	}
 }
 
-// TestHostileText: whatever agents, sandboxes and mail say is text.
-func TestHostileText(t *testing.T) {
+// TestHostileTextStaysText: whatever agents, sandboxes and mail say is text.
+func TestHostileTextStaysText(t *testing.T) {
 	payloads := []string{
 		`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `'-alert(1)-'`, `</pre><form action=https://evil.example><button>Approve</button></form>`,
 		`</title><script>alert(1)</script>`, `{{.}}`, `javascript:alert(1)`, `<!--`, `]]>`, `&lt;script&gt;`, `</textarea><script>`, `<svg onload=alert(1)>`, "\u202egpj.exe",
@@ -655,9 +655,9 @@ func TestHostileText(t *testing.T) {
 	}
 }
 
-// TestNameLikeAList: a display name with a comma and an address in it is not
+// TestDisplayNameIsNotARecipient: a display name with a comma and an address in it is not
 // one more recipient, and a name in brackets does not replace the address.
-func TestNameLikeAList(t *testing.T) {
+func TestDisplayNameIsNotARecipient(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	d := draft()
@@ -677,7 +677,7 @@ func TestLongText(t *testing.T) {
 	d.Text = strings.Repeat("a line of text\n", 10_000) + "THE END\n"
 	a := f.propose(d)
 	page := f.get("/console/actions/" + a.ID)
-	contains(t, "long text", page.body, "This is only the beginning", "/text")
+	contains(t, "long text", page.body, "This is the beginning", "/text")
 	if strings.Contains(page.body, "THE END") {
 		t.Error("all of the long text is on the page")
 	}
@@ -686,7 +686,7 @@ func TestLongText(t *testing.T) {
 	contains(t, "a gap", f.get("/console/actions/"+f.propose(d).ID).body, "50 empty lines")
 }
 
-func TestManyActions(t *testing.T) {
+func TestQueueHasPages(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	first := f.propose(draft())
@@ -694,20 +694,20 @@ func TestManyActions(t *testing.T) {
 		f.propose(draft())
 	}
 	page := f.get("/console/")
-	contains(t, "queue", page.body, "31 actions wait", first.ID, `href="?page=2"`)
+	contains(t, "queue", page.body, "31 actions are waiting", first.ID, `href="?page=2"`)
 	contains(t, "second page", f.get("/console/?page=2").body, `href="?page=1"`)
 	for _, q := range []string{"0", "-1", "x", "9999"} {
 		if a := f.get("/console/?page=" + q); a.status != http.StatusBadRequest {
 			t.Errorf("page %s: %d, want 400", q, a.status)
 		}
 	}
-	contains(t, "past the end", f.get("/console/?page=7").body, "no such page")
+	contains(t, "past the end", f.get("/console/?page=7").body, "no longer exists")
 }
 
 func TestSandboxes(t *testing.T) {
 	f := setup(t)
 	f.enter()
-	contains(t, "empty", f.get("/console/sandboxes").body, "no sandbox yet")
+	contains(t, "empty", f.get("/console/sandboxes").body, "No sandboxes yet")
 	s, err := f.fleet.Create(t.Context(), f.project, sandbox.Request{
 		Template: "base", Metadata: map[string]string{"task": "totals \u202egpj"}, Options: sandbox.Options{Timeout: time.Hour}, Inbox: f.inbox.ID, Egress: policy.Egress{AllowOut: []string{"example.com"}},
 	})
@@ -716,7 +716,7 @@ func TestSandboxes(t *testing.T) {
 	}
 	page := "/console/sandboxes/" + s.ID
 	contains(t, "list", f.get("/console/sandboxes").body, s.ID, "running", "analyst@agents.test", "example.com", "in 59 min")
-	contains(t, "one", f.get(page).body, `totals \u{202e}gpj`, "base", "End this sandbox now")
+	contains(t, "one", f.get(page).body, `totals \u{202e}gpj`, "base", "End sandbox")
 	if a := f.get(page + "/kill"); a.status != http.StatusMethodNotAllowed {
 		t.Errorf("GET kill: %d, want 405", a.status)
 	}
@@ -752,7 +752,7 @@ func TestRecord(t *testing.T) {
 	contains(t, "record", page.body, "person.signin", "Older", "/console/audit?before=")
 	contains(t, "filter", f.get("/console/audit?verb=action.").body, "action.propose")
 	one := f.get("/console/audit?object=" + a.ID)
-	contains(t, "object", one.body, a.Hex(), "All, from the newest")
+	contains(t, "object", one.body, a.Hex(), "Clear filter")
 	if strings.Contains(one.body, "person.signin") {
 		t.Error("the filter lets others through")
 	}
@@ -767,22 +767,22 @@ func TestRecord(t *testing.T) {
 		t.Errorf("GET verify: %d, want 405", got.status)
 	}
 	ok := f.submit("/console/audit/verify", url.Values{})
-	contains(t, "verify", ok.body, "The record holds", `id="head"`)
+	contains(t, "verify", ok.body, "The audit log is intact", `id="head"`)
 	_, head, _ := strings.Cut(ok.body, `id="head">`)
 	head, _, _ = strings.Cut(head, "<")
-	contains(t, "verify with a head", f.submit("/console/audit/verify", url.Values{"known": {head}}).body, "the head that you had noted is among them")
-	contains(t, "another head", f.submit("/console/audit/verify", url.Values{"known": {"3:" + strings.Repeat("ab", 32)}}).body, "does not hold", "entry 3")
+	contains(t, "verify with a head", f.submit("/console/audit/verify", url.Values{"known": {head}}).body, "contains the head you entered")
+	contains(t, "another head", f.submit("/console/audit/verify", url.Values{"known": {"3:" + strings.Repeat("ab", 32)}}).body, "audit log was modified", "entry 3")
 	if got := f.submit("/console/audit/verify", url.Values{"known": {"nonsense"}}); got.status != http.StatusBadRequest {
 		t.Errorf("a bad head: %d, want 400", got.status)
 	}
 	f.exec(`update audit_entry set detail = '{}' where seq = 7`)
-	contains(t, "broken", f.submit("/console/audit/verify", url.Values{}).body, "does not hold", "entry 7")
+	contains(t, "broken", f.submit("/console/audit/verify", url.Values{}).body, "audit log was modified", "entry 7")
 }
 
 func TestInboxes(t *testing.T) {
 	f := setup(t)
 	f.enter()
-	contains(t, "inboxes", f.get("/console/inboxes").body, "Nobody reads mail here", "analyst@agents.test", "gated_send", f.inbox.ID)
+	contains(t, "inboxes", f.get("/console/inboxes").body, "cannot read incoming mail", "analyst@agents.test", "gated_send", f.inbox.ID)
 }
 
 func must[T any](v T, err error) T {

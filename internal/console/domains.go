@@ -13,7 +13,7 @@ import (
 	"postern/internal/store"
 )
 
-// A domainsPage is the domains that the project brought.
+// A domainsPage lists the domains that the project added.
 type domainsPage struct {
 	Domains []domain.Domain
 	Own     string // the server's, in which every project's inboxes may be
@@ -26,9 +26,9 @@ type domainHandlers struct{ *Server }
 
 func (s domainHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/domains", looks, s.domainList},
+		{"GET", "/console/domains", views, s.domainList},
 		{"POST", "/console/domains", manages, s.addDomain},
-		{"GET", "/console/domains/{id}", looks, s.domain},
+		{"GET", "/console/domains/{id}", views, s.domain},
 		{"POST", "/console/domains/{id}/check", decides, s.checkDomain},
 		{"POST", "/console/domains/{id}/remove", manages, s.removeDomain},
 	}
@@ -105,7 +105,7 @@ func (s domainHandlers) checkDomain(w http.ResponseWriter, r *http.Request, who 
 	}
 	_, err = s.domains.Check(r.Context(), who, d.ID)
 	if errors.Is(err, domain.ErrTooSoon) {
-		return s.showDomain(w, r, who, http.StatusTooManyRequests, "The DNS was asked moments ago: this is what it said. Try again in a few seconds.")
+		return s.showDomain(w, r, who, http.StatusTooManyRequests, "DNS was checked a moment ago; the result is shown. Try again in a few seconds.")
 	}
 	if err != nil {
 		return err
@@ -119,9 +119,9 @@ func (s domainHandlers) removeDomain(w http.ResponseWriter, r *http.Request, who
 	if err != nil {
 		return err
 	}
-	// Typed, not clicked: mail for the domain is refused from then on.
+	// Require the typed name: from then on, mail to the domain is refused.
 	if !strings.EqualFold(strings.TrimSpace(r.PostForm.Get("name")), d.Name) && strings.TrimSpace(r.PostForm.Get("name")) != d.Unicode() {
-		return s.showDomain(w, r, who, http.StatusBadRequest, "Nothing was changed: to remove the domain, type its name into the field.")
+		return s.showDomain(w, r, who, http.StatusBadRequest, "Nothing was changed: enter the domain name to confirm its removal.")
 	}
 	err = s.domains.Remove(r.Context(), who, d.ID)
 	if errors.Is(err, domain.ErrInUse) {
@@ -136,14 +136,14 @@ func (s domainHandlers) removeDomain(w http.ResponseWriter, r *http.Request, who
 
 // recordNames are what people call the kinds of records.
 var recordNames = map[domain.Kind]string{
-	domain.Ownership: "Proof that it is yours", domain.MX: "MX: mail comes here", domain.SPF: "SPF: this server may send",
-	domain.DKIM: "DKIM: the key that signs", domain.DMARC: "DMARC: what others do with forgeries",
+	domain.Ownership: "Proof of ownership", domain.MX: "MX: incoming mail", domain.SPF: "SPF: this server may send",
+	domain.DKIM: "DKIM: signing key", domain.DMARC: "DMARC: policy for forged mail",
 	domain.MTASTS: "MTA-STS: delivery over TLS only", domain.TLSRPT: "TLS reports",
 }
 
 // resultNames are what people call the results of a look at the DNS.
 var resultNames = map[domain.Result]string{
-	domain.Unchecked: "not looked at yet", domain.OK: "found", domain.Warning: "found, see below", domain.Missing: "missing",
+	domain.Unchecked: "not checked yet", domain.OK: "found", domain.Warning: "found, see below", domain.Missing: "missing",
 	domain.Wrong: "wrong", domain.Unreachable: "no answer",
 }
 
@@ -152,18 +152,18 @@ func domainMeaning(d domain.Domain) string {
 	switch d.State {
 	case domain.StatePending:
 		if d.Next.IsZero() {
-			return "It is not proved to be yours, and is not looked at by itself any more. Publish the records and look again."
+			return "Ownership is not proved, and automatic checks have stopped. Publish the records and check again."
 		}
-		return "It is not proved to be yours yet: no inbox can be made in it. Publish the records; they are looked for by themselves."
+		return "Ownership is not proved yet, so you cannot create inboxes in this domain. Publish the records; Postern checks for them automatically."
 	case domain.StateVerified:
-		return "It is yours: inboxes in it receive and send."
+		return "Inboxes in this domain can receive and send mail."
 	case domain.StateDegraded:
 		if !d.Missing.IsZero() {
-			return "The proof that it is yours is not found. If it stays away, the domain is lost: then it no longer sends, and later no longer receives."
+			return "The proof of ownership is missing. If it stays missing, the domain first stops sending and later stops receiving."
 		}
-		return "It is yours, and a record is missing or wrong: mail may not arrive, or be distrusted."
+		return "A record is missing or wrong. Mail may not arrive or may be treated as suspicious."
 	case domain.StateLost:
-		return "The proof is gone. It still receives for a time and does not send. Publish the proof again before somebody else may have the name."
+		return "The proof of ownership is gone. The domain cannot send, and receives only for a limited time. Publish the proof again before another project can add the domain."
 	}
 	return ""
 }

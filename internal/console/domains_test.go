@@ -17,7 +17,7 @@ import (
 func TestDomains(t *testing.T) {
 	f := setup(t)
 	f.enter()
-	contains(t, "no domains", f.get("/console/domains").body, "brought no domain", "agents.test")
+	contains(t, "no domains", f.get("/console/domains").body, "No domains yet", "agents.test")
 	for name, want := range map[string]string{"co.uk": "public suffix", "x.agents.test": "own", "<script>alert(1)</script>": "not a domain name", "": "is empty", "192.0.2.1": "address"} {
 		a := f.submit("/console/domains", url.Values{"domain": {name}})
 		if a.status != http.StatusBadRequest || strings.Contains(a.body, "<script>") {
@@ -34,7 +34,7 @@ func TestDomains(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	contains(t, "the new domain", f.get(one).body, "xn--bcher-kva.example", "bücher.example", d.Token, "_postern.xn--bcher-kva.example", "mx.agents.test", "v=spf1 mx ~all", "not looked at yet")
+	contains(t, "the new domain", f.get(one).body, "xn--bcher-kva.example", "bücher.example", d.Token, "_postern.xn--bcher-kva.example", "mx.agents.test", "v=spf1 mx ~all", "not checked yet")
 
 	// What the DNS says is text.
 	f.dns.TXT("_postern.xn--bcher-kva.example.", "<img src=x onerror=alert(1)>\u202e\x1b[2J", d.Token)
@@ -76,8 +76,8 @@ func TestDomains(t *testing.T) {
 	}
 }
 
-// TestForeignDomain: what another project brought is not there.
-func TestForeignDomain(t *testing.T) {
+// TestDomainOfAnotherProjectIsHidden: what another project brought is not there.
+func TestDomainOfAnotherProjectIsHidden(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	var other auth.Principal

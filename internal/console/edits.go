@@ -118,8 +118,8 @@ func (s editHandlers) showEdit(w http.ResponseWriter, status int, who auth.Princ
 	return s.render(w, status, page{Name: "edit", Title: "Edit " + or(p.Subject, "(no subject)"), Who: who, Here: "queue", Body: p})
 }
 
-// edit puts what a reviewer wrote in the place of what waits. Only what they
-// changed is taken from the form: the rest stays byte by byte what it was.
+// edit replaces the waiting revision with the reviewer's. Only changed fields
+// are taken from the form; all others stay byte for byte the same.
 func (s editHandlers) edit(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
@@ -163,7 +163,7 @@ func (s editHandlers) edit(w http.ResponseWriter, r *http.Request, who auth.Prin
 	}
 	e.Drop = p.Drop
 	if e.Empty() {
-		p.Notice = "You have changed nothing."
+		p.Notice = "You have not changed anything."
 		return s.showEdit(w, http.StatusBadRequest, who, p)
 	}
 	_, err = s.post.ReviseByPerson(r.Context(), who, id, version, e)

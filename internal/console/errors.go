@@ -41,20 +41,21 @@ type failure struct {
 	Link, Label string // where to go from here; may be empty
 }
 
-// fail answers with the page of err's category: the one table of this door.
+// fail renders the error page for err. This is the console's only table from
+// errors to statuses; unknown errors are logged and reported as internal.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	var tooBig *http.MaxBytesError
-	f := failure{http.StatusInternalServerError, "Internal error", "Something went wrong here. The server's log says what.", "/console/", "Go to the queue"}
+	f := failure{http.StatusInternalServerError, "Internal error", "An unexpected error occurred. See the server log for details.", "/console/", "Go to the queue"}
 	switch {
 	case errors.Is(err, errHost):
 		f = failure{
-			http.StatusMisdirectedRequest, "Not served under this name",
-			"The console answers only to the names that its operator has set, so that no other site can pass itself off as it. Open it by the address that the server printed when it started, or start the server with --host and this name.", "", "",
+			http.StatusMisdirectedRequest, "Unknown host name",
+			"The console accepts only configured host names, to prevent DNS rebinding. Open the address that the server printed at startup, or start the server with --host and this name.", "", "",
 		}
 	case errors.Is(err, errOrigin):
 		f = failure{
 			http.StatusForbidden, "Refused",
-			"The request was sent by a page of another site. Nothing was changed. If you meant to do this, do it on a page of the console.", "/console/", "Go to the queue",
+			"The request came from another site. Nothing was changed. If you intended this, use the console directly.", "/console/", "Go to the queue",
 		}
 	case errors.Is(err, auth.ErrUnauthenticated):
 		back := signInAddress(returnPath(r))
@@ -62,11 +63,11 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 			http.Redirect(w, r, back, http.StatusSeeOther)
 			return
 		}
-		f = failure{http.StatusUnauthorized, "Signed out", "Your session has ended. Nothing was changed. Sign in and look at the page again.", back, "Sign in"}
+		f = failure{http.StatusUnauthorized, "Signed out", "Your session has ended. Nothing was changed. Sign in and try again.", back, "Sign in"}
 	case errors.Is(err, errLink):
 		f = failure{
 			http.StatusGone, "This link cannot be used",
-			"A set-up link makes one account, once, within 24 hours. This one was used already, has expired, or is incomplete. If you did not use it yourself, tell the operator; \u201cpostern setup\u201d on the server makes a new one.", "/console/signin", "Sign in",
+			"A setup link creates one account and expires after 24 hours. This link is incomplete, expired or already used. If you did not use it yourself, tell the operator; \u201cpostern setup\u201d on the server creates a new one.", "/console/signin", "Sign in",
 		}
 	case errors.Is(err, auth.ErrStepUp):
 		back := "/console/stepup?" + url.Values{"next": {returnPath(r)}}.Encode()
@@ -75,25 +76,25 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 			return
 		}
 		f = failure{
-			http.StatusForbidden, "Prove it is you",
-			"This asks for a second factor, proved a moment ago: a session may be stolen. Nothing was changed. Prove it, then do this again.", back, "Prove a second factor",
+			http.StatusForbidden, "Confirm it’s you",
+			"This operation requires a recent second factor, because a session can be stolen. Nothing was changed. Confirm your second factor, then try again.", back, "Confirm with a second factor",
 		}
 	case errors.Is(err, auth.ErrForbidden):
-		f = failure{http.StatusForbidden, "Not allowed", "You may not do this. Nothing was changed.", "/console/", "Go to the queue"}
+		f = failure{http.StatusForbidden, "Not allowed", "Your role does not allow this. Nothing was changed.", "/console/", "Go to the queue"}
 	case errors.As(err, &tooBig):
 		f = failure{http.StatusRequestEntityTooLarge, "Too large", fmt.Sprintf("A form may hold at most %d bytes. Nothing was changed.", tooBig.Limit), "/console/", "Go to the queue"}
 	case errors.Is(err, errForm):
-		f = failure{http.StatusBadRequest, "Not understood", sentence(strings.TrimPrefix(err.Error(), errForm.Error()+": ")), "/console/", "Go to the queue"}
+		f = failure{http.StatusBadRequest, "Invalid request", sentence(strings.TrimPrefix(err.Error(), errForm.Error()+": ")), "/console/", "Go to the queue"}
 	case errors.Is(err, errOther):
-		f = failure{http.StatusConflict, "Changed meanwhile", "The action has other content now than the page showed that led here, or its content is no longer kept. Look at the action again.", "/console/", "Go to the queue"}
+		f = failure{http.StatusConflict, "Changed", "The action's content has changed since the page was loaded, or is no longer stored. Open the action again.", "/console/", "Go to the queue"}
 	case errors.Is(err, oversight.ErrStale):
-		f = failure{http.StatusConflict, "Changed meanwhile", sentence(oversight.ErrStale.Error()), "/console/", "Go to the queue"}
+		f = failure{http.StatusConflict, "Changed", sentence(oversight.ErrStale.Error()), "/console/", "Go to the queue"}
 	case errors.Is(err, errStreams):
-		f = failure{http.StatusTooManyRequests, "Too many pages", "Many pages of yours are open and watch for changes. Close some.", "/console/", "Go to the queue"}
+		f = failure{http.StatusTooManyRequests, "Too many pages", "You have too many console pages open. Close some of them.", "/console/", "Go to the queue"}
 	case errors.Is(err, errMethod):
-		f = failure{http.StatusMethodNotAllowed, "Not this way", "Nothing was changed. What changes anything is done with the buttons on a page, never by a link.", "/console/", "Go to the queue"}
+		f = failure{http.StatusMethodNotAllowed, "Method not allowed", "Nothing was changed. Use the buttons on the page; links never change anything.", "/console/", "Go to the queue"}
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, webhook.ErrNotFound):
-		f = failure{http.StatusNotFound, "Not found", "There is nothing at this address, or nothing that you may see.", "/console/", "Go to the queue"}
+		f = failure{http.StatusNotFound, "Not found", "This page does not exist, or you do not have access to it.", "/console/", "Go to the queue"}
 	case errors.Is(err, context.Canceled):
 		s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)
 	default:

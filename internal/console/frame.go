@@ -17,11 +17,10 @@ import (
 	"postern/internal/mail"
 )
 
-// The rendered view of an email is a document of its own, in a frame in which
-// nothing runs and which has no origin. What a stranger wrote is shown there
-// with his own styles, so three lines hold, of which each alone would do: the
-// frame's sandbox, the policy that comes with the document, and what [rendered]
-// leaves of it.
+// The rendered view of an email is a separate document in a sandboxed frame
+// without scripts and without an origin. It shows hostile HTML with its own
+// styles, so three independent defenses apply: the frame's sandbox attribute,
+// the document's Content-Security-Policy, and the sanitizer [rendered].
 
 // framePolicy lets a mail's own styles and the pictures inside it be shown, in
 // a frame of ours, and nothing be fetched, run, sent or opened.
@@ -85,7 +84,7 @@ func rendered(doc string) (rendering, error) {
 	return r, nil
 }
 
-// clean leaves below n what a frame may show.
+// clean removes everything below n that the frame must not show.
 func (r *rendering) clean(n *html.Node) {
 	for c := n.FirstChild; c != nil; {
 		next := c.NextSibling
@@ -95,13 +94,13 @@ func (r *rendering) clean(n *html.Node) {
 				r.Left++
 			}
 			n.RemoveChild(c)
-		case c.Type == html.ElementNode && c.DataAtom == atom.Img && !inside(c):
+		case c.Type == html.ElementNode && c.DataAtom == atom.Img && !isInline(c):
 			r.Remote++
-			n.InsertBefore(instead(c), c)
+			n.InsertBefore(placeholder(c), c)
 			n.RemoveChild(c)
 		default:
 			if c.Type == html.ElementNode {
-				dress(c)
+				cleanAttributes(c)
 			}
 			r.clean(c)
 		}
@@ -109,13 +108,13 @@ func (r *rendering) clean(n *html.Node) {
 	}
 }
 
-// inside reports whether a picture is in the mail itself.
-func inside(img *html.Node) bool {
+// isInline reports whether an image is part of the mail itself.
+func isInline(img *html.Node) bool {
 	return strings.HasPrefix(strings.ToLower(strings.TrimSpace(value(img, "src"))), "data:image/")
 }
 
-// instead returns what stands where a picture is not fetched.
-func instead(img *html.Node) *html.Node {
+// placeholder returns the node that replaces a remote image.
+func placeholder(img *html.Node) *html.Node {
 	text := "picture, not fetched"
 	if alt := strings.TrimSpace(value(img, "alt")); alt != "" {
 		text += ": " + mail.Printable(alt, 200)
@@ -136,9 +135,9 @@ func value(n *html.Node, key string) string {
 	return ""
 }
 
-// dress leaves the attributes of an element that say how it looks. A link says
-// where it leads, and leads nowhere.
-func dress(n *html.Node) {
+// cleanAttributes keeps only the attributes that affect the looks of an element.
+// The target of a link becomes its title, so it is shown but cannot be followed.
+func cleanAttributes(n *html.Node) {
 	href, src := value(n, "href"), value(n, "src")
 	n.Attr = slices.DeleteFunc(n.Attr, func(a html.Attribute) bool {
 		key := strings.ToLower(a.Key)
@@ -146,13 +145,13 @@ func dress(n *html.Node) {
 	})
 	for i, a := range n.Attr {
 		if strings.EqualFold(a.Key, "style") {
-			n.Attr[i].Val = calmed(a.Val)
+			n.Attr[i].Val = cleanCSS(a.Val)
 		}
 	}
 	switch e := n.DataAtom; {
 	case e == atom.Style:
 		for c := range n.ChildNodes() {
-			c.Data = calmed(c.Data)
+			c.Data = cleanCSS(c.Data)
 		}
 	case (e == atom.A || e == atom.Area) && href != "":
 		n.Attr = slices.DeleteFunc(n.Attr, func(a html.Attribute) bool { return a.Key == "title" })
@@ -164,10 +163,10 @@ func dress(n *html.Node) {
 	}
 }
 
-// calmed returns a style that fetches nothing. The frame's policy refuses that
-// as well; this holds where a browser asks before it looks there. What is
-// written with escapes, in which an address could hide, is left out.
-func calmed(css string) string {
+// cleanCSS returns css without anything that fetches. The frame's policy blocks
+// that too; this protects against browsers that prefetch before they apply the
+// policy. Escapes can hide an address, so rules with escapes are dropped.
+func cleanCSS(css string) string {
 	if strings.Contains(css, `\`) {
 		return ""
 	}
@@ -212,9 +211,9 @@ type contentHandlers struct{ reviews }
 
 func (s contentHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/actions/{id}/frame", looks, s.frame},
-		{"GET", "/console/actions/{id}/raw", looks, s.raw},
-		{"GET", "/console/actions/{id}/files/{n}", looks, s.file},
+		{"GET", "/console/actions/{id}/frame", views, s.frame},
+		{"GET", "/console/actions/{id}/raw", views, s.raw},
+		{"GET", "/console/actions/{id}/files/{n}", views, s.file},
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 	"postern/internal/mail"
 )
 
-func TestRendered(t *testing.T) {
+func TestRenderedHTMLIsInert(t *testing.T) {
 	for _, tt := range []struct {
 		name, doc    string
 		want         []string
@@ -150,9 +150,9 @@ func FuzzSafeName(f *testing.F) {
 	})
 }
 
-// TestFrame: what an email looks like is a document of its own, of exactly the
+// TestFrameIsBoundToTheDigest: what an email looks like is a document of its own, of exactly the
 // bytes that the page shows, in which nothing runs.
-func TestFrame(t *testing.T) {
+func TestFrameIsBoundToTheDigest(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	d := draft()
@@ -161,7 +161,7 @@ func TestFrame(t *testing.T) {
 	a := f.propose(d)
 	page := f.get("/console/actions/" + a.ID)
 	src := "/console/actions/" + a.ID + "/frame?digest=" + a.Hex()
-	contains(t, "page", page.body, `<iframe class="mail" sandbox="" `, `src="`+src+`"`, "1 picture is elsewhere and not fetched", "The source, as it will leave", "Content-Type: multipart/")
+	contains(t, "page", page.body, `<iframe class="mail" sandbox="" `, `src="`+src+`"`, "1 remote image was not loaded", "Message source", "Content-Type: multipart/")
 	got := f.bytes(src)
 	if got.status != http.StatusOK || strings.Contains(got.body, "evil.example/open.gif\" alt") || strings.Contains(got.body, "forms[0]") {
 		t.Errorf("frame: %d, %s", got.status, got.body)

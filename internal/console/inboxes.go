@@ -59,9 +59,9 @@ type inboxHandlers struct{ *Server }
 
 func (s inboxHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/inboxes", looks, s.inboxes},
+		{"GET", "/console/inboxes", views, s.inboxes},
 		{"POST", "/console/inboxes", manages, s.createInbox},
-		{"GET", "/console/inboxes/{id}", looks, s.inbox},
+		{"GET", "/console/inboxes/{id}", views, s.inbox},
 		{"POST", "/console/inboxes/{id}/settings", manages, s.changeInbox},
 		{"POST", "/console/inboxes/{id}/limits", manages, s.limitInbox},
 		{"POST", "/console/inboxes/{id}/delete", manages, s.deleteInbox},
@@ -116,14 +116,14 @@ func formDate(r *http.Request, field string) (time.Time, error) {
 	return t.Add(24*time.Hour - time.Second), nil
 }
 
-// refused returns, for a person, why a form about an inbox could not be taken,
-// or the empty string for an error that is not theirs.
+// refused returns the message for an error in a form about an inbox. It returns
+// the empty string for errors that the person did not cause.
 func refused(err error) string {
 	if taken, ok := errors.AsType[*directory.TakenError](err); ok {
 		if len(taken.Suggestions) > 0 {
-			return "Nothing was made: " + taken.Address + " is taken. Free are " + strings.Join(taken.Suggestions, ", ") + "."
+			return "Nothing was created: " + taken.Address + " is taken. Available: " + strings.Join(taken.Suggestions, ", ") + "."
 		}
-		return "Nothing was made: " + taken.Address + " is taken."
+		return "Nothing was created: " + taken.Address + " is taken."
 	}
 	for _, known := range []error{directory.ErrInvalid, directory.ErrTaken, domain.ErrInvalid} {
 		if errors.Is(err, known) {
@@ -172,8 +172,9 @@ func (s inboxHandlers) createInbox(w http.ResponseWriter, r *http.Request, who a
 	return s.showKey(w, who, v)
 }
 
-// recoveryKey makes a recovery key with the key of a fresh inbox. Nobody but
-// the key's holder could: the person who made the inbox is that, for now.
+// recoveryKey creates a recovery key with the key of a new inbox. Only the
+// holder of an inbox key can do so; here that is still the person who created
+// the inbox.
 func (s inboxHandlers) recoveryKey(ctx context.Context, key auth.Secret, inbox string) (auth.Secret, error) {
 	agent, err := auth.CheckKey(ctx, s.db, key)
 	if err != nil {
@@ -306,8 +307,8 @@ func (s inboxHandlers) showInbox(w http.ResponseWriter, r *http.Request, who aut
 	return s.render(w, status, page{Name: "inbox", Title: b.Address, Who: who, Here: "inboxes", Body: v})
 }
 
-// back leads to the inbox's page after a form about it, or shows why it could
-// not be taken.
+// back redirects to the inbox's page after a form, or shows there why err
+// changed nothing.
 func (s inboxHandlers) back(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
 	if why := refused(err); why != "" {
 		return s.showInbox(w, r, who, http.StatusBadRequest, why, "")
@@ -316,7 +317,7 @@ func (s inboxHandlers) back(w http.ResponseWriter, r *http.Request, who auth.Pri
 		return s.showInbox(w, r, who, http.StatusForbidden, sentence(err.Error())+" Nothing was changed.", "")
 	}
 	if errors.Is(err, keyring.ErrNoKey) {
-		return s.showInbox(w, r, who, http.StatusConflict, "Your click changed nothing: there is no such key any more.", "")
+		return s.showInbox(w, r, who, http.StatusConflict, "Your click changed nothing: the key no longer exists.", "")
 	}
 	if err != nil {
 		return err
@@ -335,7 +336,7 @@ func (s inboxHandlers) changeInbox(w http.ResponseWriter, r *http.Request, who a
 	expires, err := formDate(r, "expires")
 	if err == nil {
 		if ends := b.Expires.UTC().Format(time.DateOnly); b.Expires.IsZero() || r.PostForm.Get("expires") != ends {
-			c.Expires = &expires // one that was not touched keeps its hour
+			c.Expires = &expires // an unchanged date keeps its time of day
 		}
 		mb, perr := strconv.ParseInt(strings.TrimSpace(r.PostForm.Get("megabytes")), 10, 64)
 		if perr != nil || mb < 1 || mb > directory.MaxBytes/megabyte {
@@ -402,7 +403,7 @@ func (s inboxHandlers) revokeKey(w http.ResponseWriter, r *http.Request, who aut
 	}
 	err = s.post.Keys.Revoke(r.Context(), who, b.ID, id, r.PostForm.Get("last") == id)
 	if errors.Is(err, keyring.ErrLastKey) {
-		return s.showInbox(w, r, who, http.StatusConflict, "Nothing was changed: it is the last key that manages the inbox. Without it, nobody can ever open the mail that is in it, unless there is a recovery key. If you mean that, say so once more below.", id)
+		return s.showInbox(w, r, who, http.StatusConflict, "Nothing was changed: this is the last key that can manage the inbox. Without it, only a recovery key can open its mail again. To revoke it anyway, confirm below.", id)
 	}
 	return s.back(w, r, who, err)
 }
@@ -414,9 +415,9 @@ func (s inboxHandlers) recoverForm(w http.ResponseWriter, _ *http.Request, who a
 	return s.render(w, http.StatusOK, page{Name: "recover", Title: "Recover an inbox", Who: who, Here: "inboxes", Body: recoverPage{}})
 }
 
-// recoverInbox makes a new key with a recovery key. The person who types it is
-// signed in, and only inboxes of their project are recovered here: the record
-// shows the recovery key, and nobody else's key is tried out in this form.
+// recoverInbox creates a new key with a recovery key. Only inboxes of the
+// signed-in person's project are recovered, so that the form cannot be used to
+// test keys of other projects.
 func (s inboxHandlers) recoverInbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx := r.Context()
 	key := auth.Secret(strings.TrimSpace(r.PostForm.Get("recovery")))
@@ -425,7 +426,7 @@ func (s inboxHandlers) recoverInbox(w http.ResponseWriter, r *http.Request, who 
 		return err
 	}
 	if err != nil || holder.Kind != auth.Recovery || holder.Project != who.Project {
-		return s.render(w, http.StatusBadRequest, page{Name: "recover", Title: "Recover an inbox", Who: who, Here: "inboxes", Body: recoverPage{"That is no recovery key of an inbox of this project. Nothing was changed. A recovery key begins with prk_."}})
+		return s.render(w, http.StatusBadRequest, page{Name: "recover", Title: "Recover an inbox", Who: who, Here: "inboxes", Body: recoverPage{"This is not the recovery key of an inbox in this project. Nothing was changed. Recovery keys start with prk_."}})
 	}
 	revoke := r.PostForm.Get("revoke") != ""
 	b, _, fresh, err := s.post.Keys.Recover(ctx, holder, key, revoke)
@@ -455,15 +456,15 @@ func partKind(p keyring.Part) string {
 // partMay is what a credential may do, in words.
 func partMay(p keyring.Part) string {
 	if p.Kind == auth.Recovery {
-		return "makes a new key"
+		return "create a new key"
 	}
 	switch p.Scope {
 	case seal.Read:
 		return "reads"
 	case seal.Propose:
-		return "reads and proposes"
+		return "read, propose"
 	case seal.Manage:
-		return "reads, proposes, manages"
+		return "read, propose, manage"
 	case seal.Recover: // the scope of recovery keys, which the kind covers above
 	}
 	return string(p.Scope)

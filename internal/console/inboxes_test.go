@@ -44,7 +44,7 @@ func TestInboxPages(t *testing.T) {
 		}
 		contains(t, name, a.body, "Nothing was")
 	}
-	if a := f.submit("/console/inboxes", url.Values{"name": {"analyst"}}); a.status != http.StatusBadRequest || !strings.Contains(a.body, "Free are") {
+	if a := f.submit("/console/inboxes", url.Values{"name": {"analyst"}}); a.status != http.StatusBadRequest || !strings.Contains(a.body, "Available:") {
 		t.Errorf("a taken name: %d", a.status)
 	}
 	a := f.submit("/console/inboxes", url.Values{"name": {"reporter"}, "display": {"The reporter"}, "recovery": {"yes"}})
@@ -52,7 +52,7 @@ func TestInboxPages(t *testing.T) {
 	if a.status != http.StatusCreated || len(keys) != 2 {
 		t.Fatalf("make: %d, %d keys", a.status, len(keys))
 	}
-	contains(t, "the key's page", a.body, "shown this once", "the mail in it is lost", "reporter@agents.test")
+	contains(t, "the key's page", a.body, "shown only once", "the mail is lost", "reporter@agents.test")
 	b, err := f.post.Directory.Find(t.Context(), f.person, "reporter@agents.test")
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func TestInboxPages(t *testing.T) {
 		}
 	}
 	body := f.get(page).body
-	contains(t, "the inbox", body, "recovery key", "reads, proposes, manages", "makes a new key", `value="1024"`)
+	contains(t, "the inbox", body, "recovery key", "read, propose, manage", "create a new key", `value="1024"`)
 
 	// Settings.
 	if a := f.submit(page+"/settings", url.Values{"display": {"R"}, "expires": {"2999-12-31"}, "megabytes": {"20"}}); a.status != http.StatusSeeOther {
@@ -96,7 +96,7 @@ func TestInboxPages(t *testing.T) {
 		t.Errorf("a limit that is none: %d", a.status)
 	}
 	f.exec(`insert into suspension (scope, project_id, reason, suspended_at, lifted_at) values ($1, $2, 'too many <b>bounces</b>', 1, 0)`, b.ID, f.project.Project)
-	contains(t, "the suspended inbox", f.get(page).body, "It sends nothing since", "too many &lt;b&gt;bounces")
+	contains(t, "the suspended inbox", f.get(page).body, "Sending has been suspended since", "too many &lt;b&gt;bounces")
 
 	// The key is lost: the recovery key makes another, and ends the first.
 	for name, key := range map[string]string{"nonsense": "x", "its own key": keys["key"].Reveal(), "a project key": f.projectKey.Reveal(), "empty": ""} {
@@ -125,7 +125,7 @@ func TestInboxPages(t *testing.T) {
 	}
 
 	// The last key goes only when that is said twice.
-	if a := f.submit(page+"/revoke", url.Values{"credential": {agent.ID}}); a.status != http.StatusConflict || !strings.Contains(a.body, "although it is the last") {
+	if a := f.submit(page+"/revoke", url.Values{"credential": {agent.ID}}); a.status != http.StatusConflict || !strings.Contains(a.body, "Revoke the last key") {
 		t.Errorf("revoking the last key: %d", a.status)
 	}
 	if a := f.submit(page+"/revoke", url.Values{"credential": {agent.ID}, "last": {agent.ID}}); a.status != http.StatusSeeOther {
@@ -144,8 +144,8 @@ func TestInboxPages(t *testing.T) {
 	if a := f.submit(page+"/delete", url.Values{}); a.status != http.StatusSeeOther {
 		t.Errorf("delete: %d", a.status)
 	}
-	contains(t, "the deleted inbox", f.get(page).body, "Bring this inbox back", "deleted")
-	contains(t, "the list", f.get("/console/inboxes").body, "Gone for good")
+	contains(t, "the deleted inbox", f.get(page).body, "Restore inbox", "deleted")
+	contains(t, "the list", f.get("/console/inboxes").body, "Permanently deleted")
 	if err := f.post.Accepts(t.Context(), b.Address); err == nil {
 		t.Error("a deleted inbox takes mail")
 	}
@@ -157,9 +157,9 @@ func TestInboxPages(t *testing.T) {
 	}
 }
 
-// TestForeignInbox: another project's inbox is not there, and its recovery key
+// TestInboxOfAnotherProjectIsHidden: another project's inbox is not there, and its recovery key
 // recovers nothing here.
-func TestForeignInbox(t *testing.T) {
+func TestInboxOfAnotherProjectIsHidden(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	var other auth.Principal

@@ -13,20 +13,20 @@ import (
 	"postern/internal/store"
 )
 
-// How pages learn that they are not true any more. A stream asks for what its
-// page shows each beat, however many moves there were, so that a flood of
-// proposals makes no flood of events; streams of one project share an answer.
+// Pages learn over server-sent events that they are out of date. Each stream
+// polls once per beat, however many changes there were, so that a flood of
+// proposals cannot cause a flood of events. Streams of a project share a poll.
 const (
 	beat       = time.Second
-	recheck    = 15 * time.Second // how long a session that has ended still learns that something moved
-	longest    = 10 * time.Minute // the browser then asks again
-	maxStreams = 24               // of one person
+	recheck    = 15 * time.Second // longest time for which an ended session still gets events
+	longest    = 10 * time.Minute // lifetime of a stream; the browser then reconnects
+	maxStreams = 24               // concurrent streams per person
 )
 
 // errStreams means that a person watches with too many pages.
-var errStreams = errors.New("too many pages of yours are open and watch for changes")
+var errStreams = errors.New("too many open pages watch for changes")
 
-// A pulse is how the queue of a project stood a moment ago.
+// A pulse is the cached mark of a project's queue.
 type pulse struct {
 	oversight.QueueMark
 	at time.Time
@@ -37,11 +37,11 @@ type liveHandlers struct{ *Server }
 
 func (s liveHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/events", looks, s.events},
+		{"GET", "/console/events", views, s.events},
 	}
 }
 
-// pulse returns how who's queue stands, or stood a moment ago.
+// pulse returns the mark of who's queue, at most age old.
 func (s liveHandlers) pulse(ctx context.Context, who auth.Principal, age time.Duration) (oversight.QueueMark, error) {
 	s.mu.Lock()
 	p, ok := s.pulses[who.Project]
@@ -65,7 +65,7 @@ type beatEvent struct {
 	Mark    string `json:"mark"` // of what is watched
 }
 
-// observe returns how what a page watches stands.
+// observe returns the current event for a page that watches watch.
 func (s liveHandlers) observe(ctx context.Context, who auth.Principal, watch string) (beatEvent, error) {
 	p, err := s.pulse(ctx, who, beat/2)
 	if err != nil {
@@ -84,7 +84,8 @@ func (s liveHandlers) observe(ctx context.Context, who auth.Principal, watch str
 	return e, nil
 }
 
-// watched returns what a page that shows now is to wait for a change of.
+// watched returns the mark that a page rendered now compares events with. It is
+// never cached, so that a page does not miss a change made while it renders.
 func (s *Server) watched(ctx context.Context, who auth.Principal, watch string) (string, error) {
 	if watch == "queue" {
 		p, err := s.gate.QueueMark(ctx, who)
@@ -93,7 +94,7 @@ func (s *Server) watched(ctx context.Context, who auth.Principal, watch string) 
 	return s.gate.Mark(ctx, who, watch)
 }
 
-// enter counts a stream of who's and returns what ends it.
+// enter reserves one of who's streams and returns the function that frees it.
 func (s liveHandlers) enter(who auth.Principal) (func(), error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,8 +115,8 @@ func (s liveHandlers) enter(who auth.Principal) (func(), error) {
 // Close ends the streams, for which a server that shuts down would wait.
 func (s *Server) Close() { s.closing.Do(func() { close(s.closed) }) }
 
-// events tells a page, for as long as it is open, how many actions wait and how
-// what it watches stands. It carries no content: what has changed is on pages.
+// events streams to an open page the number of waiting actions and the mark of
+// what the page watches. It carries no content; pages fetch that themselves.
 func (s liveHandlers) events(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx, watch := r.Context(), r.URL.Query().Get("watch")
 	if watch != "" && watch != "queue" && !actionID().MatchString(watch) {
@@ -131,10 +132,10 @@ func (s liveHandlers) events(w http.ResponseWriter, r *http.Request, who auth.Pr
 		return err
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("X-Accel-Buffering", "no") // a proxy between must not collect
+	w.Header().Set("X-Accel-Buffering", "no") // keep proxies from buffering the stream
 	rc := http.NewResponseController(w)
 	say := func(text string) error {
-		_ = rc.SetWriteDeadline(time.Now().Add(10 * time.Second)) // a reader that is gone without a word
+		_ = rc.SetWriteDeadline(time.Now().Add(10 * time.Second)) // detect clients that vanished
 		if _, err := fmt.Fprint(w, text); err != nil {
 			return err
 		}
@@ -161,9 +162,10 @@ func (s liveHandlers) events(w http.ResponseWriter, r *http.Request, who auth.Pr
 		case <-t.C:
 		}
 		if time.Since(checked) > recheck {
-			// Signed out, or revoked, meanwhile. And a proxy ends what says nothing.
+			// The session may have ended. The comment line keeps proxies from closing
+			// an idle connection.
 			if _, err := s.session(r); err != nil || say(": here\n\n") != nil {
-				return nil // the status was sent: the stream ends, and the browser asks again
+				return nil // the status is already sent: end the stream, and the browser reconnects
 			}
 			checked = time.Now()
 		}

@@ -62,8 +62,8 @@ func (s *stream) next() (told, bool) {
 	return told{}, false
 }
 
-// TestLive: a page learns that something came, and one action's page that it moved.
-func TestLive(t *testing.T) {
+// TestOpenPagesLearnOfChanges: a page learns that something came, and one action's page that it moved.
+func TestOpenPagesLearnOfChanges(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	s := f.listen("queue")
@@ -91,9 +91,9 @@ func TestLive(t *testing.T) {
 	}
 }
 
-// TestLiveEnds: what is watched is one's own, and nobody watches with more
+// TestStreamsAreBoundedAndPrivate: what is watched is one's own, and nobody watches with more
 // pages than a person has.
-func TestLiveEnds(t *testing.T) {
+func TestStreamsAreBoundedAndPrivate(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	for watch, want := range map[string]int{
@@ -118,8 +118,8 @@ func TestLiveEnds(t *testing.T) {
 	}
 }
 
-// TestViewer: who only looks has every page that shows and no form that does.
-func TestViewer(t *testing.T) {
+// TestViewerHasNoForms: who only looks has every page that shows and no form that does.
+func TestViewerHasNoForms(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	a := f.propose(draft())

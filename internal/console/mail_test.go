@@ -17,7 +17,7 @@ import (
 func TestQuarantine(t *testing.T) {
 	f := setup(t)
 	f.enter()
-	contains(t, "nothing held", f.get("/console/quarantine").body, "Nothing is held")
+	contains(t, "nothing held", f.get("/console/quarantine").body, "Quarantine is empty")
 	arrive := func(subject string) string {
 		t.Helper()
 		err := f.post.Receive(t.Context(), mailbox.Arrival{
@@ -42,8 +42,8 @@ func TestQuarantine(t *testing.T) {
 			}
 		}
 	}
-	contains(t, "the queue", f.get("/console/").body, "1 message that arrived is held in quarantine")
-	contains(t, "the quarantine", f.get("/console/quarantine").body, "analyst@agents.test", "DMARC fail", "SPF softfail", "could not be proved", "/console/quarantine/"+id+"/release")
+	contains(t, "the queue", f.get("/console/").body, "1 incoming message is held in quarantine")
+	contains(t, "the quarantine", f.get("/console/quarantine").body, "analyst@agents.test", "DMARC fail", "SPF softfail", "failed authentication", "/console/quarantine/"+id+"/release")
 	err := f.post.Receive(t.Context(), mailbox.Arrival{
 		Envelope: mail.Envelope{From: "eve@evil.example", To: []string{f.inbox.Address}, Raw: []byte("Subject: from nobody\r\n\r\nx\r\n")},
 		Auth:     mail.Results{DMARC: mail.Check{Result: "permerror"}, Policy: "quarantine"},
@@ -51,7 +51,7 @@ func TestQuarantine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	contains(t, "the quarantine with one from nobody", f.get("/console/quarantine").body, "DMARC permerror", "does not name one sender")
+	contains(t, "the quarantine with one from nobody", f.get("/console/quarantine").body, "DMARC permerror", "does not name exactly one sender")
 	held, _, err := f.post.Quarantine(t.Context(), f.person, "", "", 0)
 	if err != nil || len(held) != 2 {
 		t.Fatalf("held: %d, %v", len(held), err)
@@ -93,7 +93,7 @@ func TestQuarantine(t *testing.T) {
 	})
 	f.client = f.browser()
 	f.submit("/console/setup", url.Values{"token": {f.link.Reveal()}, "name": {"eve"}, "password": {password}, "again": {password}})
-	contains(t, "another project's", f.get("/console/quarantine").body, "Nothing is held")
+	contains(t, "another project's", f.get("/console/quarantine").body, "Quarantine is empty")
 	for _, form := range []string{"/release", "/drop"} {
 		if a := f.submit("/console/quarantine/"+id+form, url.Values{}); a.status != http.StatusConflict {
 			t.Errorf("%s by another project: %d", form, a.status)
@@ -109,7 +109,7 @@ func TestQuarantine(t *testing.T) {
 func TestSending(t *testing.T) {
 	f := setup(t)
 	f.enter()
-	contains(t, "sending", f.get("/console/sending").body, "Nothing is on its way", "The list is empty")
+	contains(t, "sending", f.get("/console/sending").body, "No deliveries in progress", "The list is empty")
 	f.hop.answer(mail.Refused, "550 5.1.1 no <b>such</b> user\x1b[2J")
 	a := f.propose(draft())
 	v := f.form(f.get("/console/actions/"+a.ID).body, "approve-form")
@@ -119,7 +119,7 @@ func TestSending(t *testing.T) {
 	contains(t, "on its way", f.get("/console/sending").body, "Totals by region", "/console/actions/"+a.ID)
 	f.drain()
 	body := f.get("/console/actions/" + a.ID).body
-	contains(t, "the action", body, "What became of it, by recipient", "eve@hidden.example", "not delivered", "no &lt;b&gt;such")
+	contains(t, "the action", body, "Delivery by recipient", "eve@hidden.example", "not delivered", "no &lt;b&gt;such")
 	if strings.Contains(body, "<b>such") || strings.Contains(body, "\x1b") {
 		t.Error("what a server said is not text")
 	}
@@ -139,7 +139,7 @@ func TestSending(t *testing.T) {
 	if a := change("add", "carl@example.com"); a.status != http.StatusSeeOther {
 		t.Errorf("add: %d", a.status)
 	}
-	contains(t, "on the list", look("carl@example.com").body, "is on the list since", "a person or the project", "Take it off")
+	contains(t, "on the list", look("carl@example.com").body, "has been on the list since", "added by a person or a project key", "Remove from the list")
 	if body := f.get("/console/sending").body; strings.Contains(body, "carl@") || !strings.Contains(body, "on the list") {
 		t.Error("the list is shown, or not counted")
 	}
@@ -154,7 +154,7 @@ func TestSending(t *testing.T) {
 	}
 
 	f.exec(`insert into suspension (scope, project_id, reason, suspended_at, lifted_at) values ($1, $2, 'too many <b>bounces</b>', 1, 0)`, f.inbox.ID, f.project.Project)
-	contains(t, "suspended", f.get("/console/sending").body, "analyst@agents.test", "too many &lt;b&gt;bounces", "Let it send again")
+	contains(t, "suspended", f.get("/console/sending").body, "analyst@agents.test", "too many &lt;b&gt;bounces", "Lift suspension")
 	if a := f.submit("/console/sending/lift", url.Values{"scope": {f.inbox.ID}}); a.status != http.StatusBadRequest {
 		t.Errorf("lift without a reason: %d", a.status)
 	}

@@ -44,8 +44,8 @@ func (s modeHandlers) routes() []route {
 	}
 }
 
-// setMode puts an inbox into a mode: to watch it more closely takes who
-// decides, to watch it less an owner.
+// setMode sets the mode of an inbox. A reviewer can choose a stricter mode; a
+// looser one needs an owner.
 func (s modeHandlers) setMode(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	b, err := s.findInbox(r, who)
 	if err != nil {
@@ -56,7 +56,7 @@ func (s modeHandlers) setMode(w http.ResponseWriter, r *http.Request, who auth.P
 		return s.back(w, r, who, err)
 	}
 	if errors.Is(err, auth.ErrForbidden) {
-		return s.showInbox(w, r, who, http.StatusForbidden, "Nothing was changed: only an owner lets an inbox be watched less.", "")
+		return s.showInbox(w, r, who, http.StatusForbidden, "Nothing was changed: only an owner can set a mode with less review.", "")
 	}
 	return s.back(w, r, who, err)
 }
@@ -73,7 +73,7 @@ func (s modeHandlers) modeCode(w http.ResponseWriter, r *http.Request, who auth.
 	}
 	return s.showSecret(w, who, secretPage{
 		What: "Code for " + r.PostForm.Get("mode"), Name: b.Address, Secret: code.Reveal(), Back: "/console/inboxes/" + url.PathEscape(b.ID),
-		Note: "Who holds a key of the inbox puts it into this mode with it, once, " + until(time.Until(expires)) + " at the latest. Give it to the agent that you mean.",
+		Note: "The holder of a key of this inbox can use this code once to set the mode. It expires " + until(time.Until(expires)) + ". Give it only to the intended agent.",
 	})
 }
 
@@ -98,7 +98,7 @@ func (s modeHandlers) disallow(w http.ResponseWriter, r *http.Request, who auth.
 	}
 	err = s.post.AllowList.Remove(r.Context(), who, b.ID, r.PostForm.Get("entry"))
 	if errors.Is(err, store.ErrNotFound) && !errors.Is(err, directory.ErrNoInbox) {
-		return s.showInbox(w, r, who, http.StatusConflict, "Your click changed nothing: there is no such entry any more.", "")
+		return s.showInbox(w, r, who, http.StatusConflict, "Your click changed nothing: the entry no longer exists.", "")
 	}
 	return s.back(w, r, who, err)
 }

@@ -51,8 +51,8 @@ func (page) JS() string { return "/console/static/live.js?v=" + version() }
 func (page) CSS() string { return "/console/static/style.css?v=" + version() }
 
 // pages are the templates by name, each with the layout and the parts. They are
-// parsed when the first is shown: each part of a sandbox is this program, and
-// would otherwise parse them as it starts.
+// parsed on first use: the processes of a sandbox are this program too, and
+// would otherwise parse them at start.
 var pages = sync.OnceValue(func() map[string]*template.Template {
 	shared := template.Must(template.New("layout").Funcs(funcs).ParseFS(files, "templates/layout.html", "templates/parts.html"))
 	names, err := files.ReadDir("templates")
@@ -68,8 +68,8 @@ var pages = sync.OnceValue(func() map[string]*template.Template {
 	return out
 })
 
-// render answers with a page. It is made as a whole first: half a page with
-// status 200 would hide what could not be shown.
+// render answers with a page. It renders the whole page before it sends the
+// status: half a page with status 200 would hide the failure.
 func (s *Server) render(w http.ResponseWriter, status int, p page) error {
 	var b bytes.Buffer
 	if err := pages()[p.Name].ExecuteTemplate(&b, "layout.html", p); err != nil {
@@ -101,8 +101,8 @@ var funcs = template.FuncMap{
 	"meaning":       meaning,
 	"scopeName":     func(x oversight.Scope) string { return or(scopeNames[x], string(x)) },
 	"dict":          dict,
-	"asked":         asked,
-	"facts":         facts,
+	"approverNames": approverNames,
+	"policyInputs":  policyInputs,
 	"flag":          func(f string) string { return strings.ReplaceAll(f, "_", " ") },
 	"mode":          policy.Mode.Means,
 	"kind":          func(k any) string { return policy.Kind(fmt.Sprint(k)).Title() }, // a policy.Kind, or a string of a form
@@ -264,18 +264,18 @@ func stateOf(a oversight.Action) string {
 		case a.Decider == "":
 			return "denied by policy"
 		case a.Lapsed():
-			return "denied: nobody decided in time"
+			return "denied: expired"
 		case !byPerson:
 			return "stopped"
 		}
 		return "rejected"
 	case oversight.Approved:
 		if a.Attempts > 0 {
-			return "to be tried again"
+			return "retrying"
 		}
 		return "approved"
 	case oversight.Scheduled:
-		return "waits for its time"
+		return "scheduled"
 	case oversight.Executing, oversight.Done, oversight.Failed, oversight.Cancelled:
 		return string(a.State)
 	case oversight.Unknown:
@@ -284,31 +284,31 @@ func stateOf(a oversight.Action) string {
 	return string(a.State)
 }
 
-// meaning says what an action's state means for the one who looks at it.
+// meaning explains an action's state to the viewer.
 func meaning(a oversight.Action) string {
 	switch a.State {
 	case oversight.Pending:
-		return "It waits for a decision. Nothing has left."
+		return "Waiting for a decision. Nothing has been sent."
 	case oversight.Scheduled:
-		return "Nothing has left. A person is asked when its time comes."
+		return "Nothing has been sent. It is queued for a decision at its scheduled time."
 	case oversight.Denied, oversight.Cancelled:
-		return "Nothing has left, and nothing will."
+		return "Nothing was sent."
 	case oversight.Approved:
 		if a.Attempts > 0 {
-			return "An attempt certainly had no effect. It is tried again by itself."
+			return "An attempt failed without effect. It is retried automatically."
 		}
 		if time.Until(a.Due) > time.Second {
-			return "It is carried out at " + a.Due.Format("2006-01-02 15:04:05 UTC") + " and can be cancelled until then."
+			return "Scheduled for " + a.Due.Format("2006-01-02 15:04:05 UTC") + ". You can cancel it until then."
 		}
-		return "It is about to be carried out. This page looks again by itself."
+		return "It will be carried out soon. This page refreshes automatically."
 	case oversight.Executing:
-		return "It is being carried out now. This page looks again by itself."
+		return "It is being carried out. This page refreshes automatically."
 	case oversight.Done:
 		return "It was carried out."
 	case oversight.Failed:
-		return "It was not, or not fully, carried out. It is not tried again."
+		return "It failed, completely or in part. It is not retried."
 	case oversight.Unknown:
-		return "It may or may not have happened. It is not tried again before a person has said."
+		return "It may or may not have taken effect. It is not retried until a person resolves it."
 	}
 	return ""
 }
@@ -320,7 +320,7 @@ var endStates = map[sandbox.State]string{
 	sandbox.Paused:   "paused",
 	sandbox.Resuming: "being resumed",
 	sandbox.Killed:   "ended",
-	sandbox.Failed:   "did not start",
+	sandbox.Failed:   "failed to start",
 	sandbox.Lost:     "lost",
 }
 

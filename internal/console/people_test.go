@@ -84,8 +84,8 @@ var least = map[string]auth.Role{
 	"/console/webhooks/{id}":                    auth.Owner,
 }
 
-// TestRoles tries each role on every form, and fails for one that is in no row.
-func TestRoles(t *testing.T) {
+// TestEveryFormNeedsItsRole tries each role on every form, and fails for one that is in no row.
+func TestEveryFormNeedsItsRole(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	as := map[auth.Role]*http.Client{}
@@ -205,9 +205,9 @@ func TestSecondFactorSignIn(t *testing.T) {
 	}
 }
 
-// TestWithdrawnVote: of two who have to approve one is let in no more: his yes
+// TestVoteOfDisabledPersonDoesNotCount: of two who have to approve one is let in no more: his yes
 // counts no more either.
-func TestWithdrawnVote(t *testing.T) {
+func TestVoteOfDisabledPersonDoesNotCount(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	f.judge.verdict = policy.Verdict{Effect: policy.Ask, Approvers: 2}

@@ -29,10 +29,10 @@ type policyHandlers struct{ reviews }
 
 func (s policyHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/policy", looks, s.policy},
+		{"GET", "/console/policy", views, s.policy},
 		{"POST", "/console/policy", decides, s.proposePolicy},
 		{"GET", "/console/policy/draft", decides, s.draftPolicy},
-		{"GET", "/console/policy/versions/{n}", looks, s.policyVersion},
+		{"GET", "/console/policy/versions/{n}", views, s.policyVersion},
 	}
 }
 
@@ -107,8 +107,8 @@ func (s policyHandlers) showDraft(w http.ResponseWriter, status int, who auth.Pr
 	return s.render(w, status, page{Name: "draft", Title: "Propose a policy", Who: who, Here: "policy", Body: p})
 }
 
-// proposePolicy tries a document with its tests, or proposes that it take the
-// place of the one that holds: then it is an action, which a person decides on.
+// proposePolicy runs the tests of a draft, or proposes it as the new policy. A
+// proposal is an action that an owner must approve.
 func (s policyHandlers) proposePolicy(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	p := draftPage{Replaces: r.PostForm.Get("replaces"), Text: typed(r, "text"), Tests: typed(r, "tests"), Reason: typed(r, "reason")}
 	switch r.PostForm.Get("do") {
@@ -126,7 +126,7 @@ func (s policyHandlers) proposePolicy(w http.ResponseWriter, r *http.Request, wh
 	a, err := s.conf.Book.Propose(r.Context(), s.gate, who, rulebook.Change{Text: p.Text, Tests: p.Tests, Reason: p.Reason, Replaces: p.Replaces, Via: "console"})
 	switch {
 	case errors.Is(err, rulebook.ErrStale):
-		p.Notice = "Nothing was proposed: another version of the policy holds since you opened this form. What you wrote is still here; look at what holds, and begin from that."
+		p.Notice = "Nothing was proposed: the active policy has changed since you opened this form. Your text is still here. Compare it with the active policy and start again from that."
 		return s.showDraft(w, http.StatusConflict, who, p)
 	case errors.Is(err, rulebook.ErrInvalid):
 		p.Notice = "Nothing was proposed: " + strings.TrimPrefix(err.Error(), rulebook.ErrInvalid.Error()+": ") + "."
@@ -142,7 +142,7 @@ func (s policyHandlers) proposePolicy(w http.ResponseWriter, r *http.Request, wh
 func (p *draftPage) try() {
 	d, err := policy.Parse([]byte(p.Text))
 	if err != nil {
-		p.Notice = "The policy cannot be read: " + err.Error() + "."
+		p.Notice = "The policy is invalid: " + err.Error() + "."
 		return
 	}
 	p.Holds = true
@@ -151,7 +151,7 @@ func (p *draftPage) try() {
 	}
 	trials, err := policy.ParseTrials([]byte(p.Tests))
 	if err != nil {
-		p.Notice = "The tests cannot be read: " + err.Error() + "."
+		p.Notice = "The tests are invalid: " + err.Error() + "."
 		return
 	}
 	for _, t := range trials {

@@ -30,11 +30,11 @@ func (h heldMessage) Percent() int { return int(h.Score*100 + 0.5) }
 func (h heldMessage) Because() string {
 	switch {
 	case h.Reason != message.ForPolicy:
-		return fmt.Sprintf("it looks like an attack by %d of 100", h.Percent())
+		return fmt.Sprintf("attack score %d of 100", h.Percent())
 	case h.Checks["dmarc"] == "permerror": // there is no domain that asks for anything
-		return "it does not name one sender in its From field, so that nothing of it could be proved"
+		return "the From field does not name exactly one sender, so the sender cannot be verified"
 	default:
-		return "the sender could not be proved, and the domain that it names asks for that"
+		return "the sender failed authentication, and the DMARC policy of its domain requests quarantine"
 	}
 }
 
@@ -62,9 +62,9 @@ func (h heldMessage) Found() (out []found) {
 
 // categoryNames say what a scan found in words.
 var categoryNames = map[scan.Category]string{
-	"instruction_override": "tells the agent to forget what it was told", "role_impersonation": "speaks as if it were the system or the operator",
-	"hidden_text": "text that a person would not see", "exfiltration": "asks for secrets or for data to be sent away",
-	"tool_abuse": "asks for commands or tools to be run", "obfuscation": "words written so that filters miss them", "phishing_link": "links that lead elsewhere than they say",
+	"instruction_override": "tells the agent to ignore its instructions", "role_impersonation": "impersonates the system or the operator",
+	"hidden_text": "contains hidden text", "exfiltration": "asks for secrets or data",
+	"tool_abuse": "asks to run commands or tools", "obfuscation": "disguises words to evade filters", "phishing_link": "links lead to a different address than shown",
 }
 
 // checkNames are the ways in which a sender is proved, in the order of a page.
@@ -95,7 +95,7 @@ type quarantineHandlers struct{ reviews }
 
 func (s quarantineHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/quarantine", looks, s.quarantine},
+		{"GET", "/console/quarantine", views, s.quarantine},
 		{"POST", "/console/quarantine/{id}/release", decides, s.releaseMessage},
 		{"POST", "/console/quarantine/{id}/drop", decides, s.dropMessage},
 	}
@@ -140,7 +140,7 @@ func (s quarantineHandlers) judge(w http.ResponseWriter, r *http.Request, who au
 	err := settle(r.Context(), who, id)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return s.showQuarantine(w, r, who, http.StatusConflict, "Your click changed nothing: the message is not held, or not any more.")
+		return s.showQuarantine(w, r, who, http.StatusConflict, "Your click changed nothing: the message is not in quarantine.")
 	case errors.Is(err, mailbox.ErrFull), errors.Is(err, directory.ErrNoInbox):
 		return s.showQuarantine(w, r, who, http.StatusConflict, "Your click changed nothing: "+err.Error()+".")
 	case err != nil:

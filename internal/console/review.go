@@ -20,7 +20,7 @@ import (
 // counts: the name beside it says whatever the sender likes.
 type recipient struct{ Addr, Name string }
 
-// Recipients are all who receive an email; everybody is in one of the lists.
+// Recipients are all recipients of an email, each in exactly one of the lists.
 type recipients struct {
 	To, Cc []recipient
 	Hidden []recipient // Bcc: no other recipient sees them
@@ -101,8 +101,8 @@ func (r *review) Decidable() bool {
 	return r.State == oversight.Pending && !r.Changed && r.Unshown == ""
 }
 
-// Moving reports whether it changes by itself in a moment, so that its page
-// looks again, and holds no form that would be lost.
+// Moving reports whether the state is about to change on its own. Such pages
+// refresh, and therefore have no form whose input could be lost.
 func (r *review) Moving() bool {
 	return r.State == oversight.Executing || r.State == oversight.Approved && time.Until(r.Due) < 5*time.Minute
 }
@@ -134,7 +134,7 @@ func (s reviews) review(ctx context.Context, who auth.Principal, id string) (*re
 	if err != nil {
 		return nil, err
 	}
-	r := s.look(a)
+	r := s.inspect(a)
 	if r.TextSize = int64(len(r.View.Text)); r.TextSize > maxText {
 		r.TextCut, r.View.Text = true, strings.ToValidUTF8(r.View.Text[:maxText], "")
 	}
@@ -145,8 +145,8 @@ func (s reviews) review(ctx context.Context, who auth.Principal, id string) (*re
 		}
 	}
 	if gap := longestGap(r.View.Text); gap >= 12 {
-		// The attack: the sentence that matters, far below where the text seems to end.
-		r.View.Notes = append(r.View.Notes, fmt.Sprintf("the text has %d empty lines one after the other; it goes on after them", gap))
+		// The attack: the important sentence is far below the apparent end of the text.
+		r.View.Notes = append(r.View.Notes, fmt.Sprintf("the text continues after %d empty lines", gap))
 	}
 	names, err := s.addresses(ctx, who)
 	if err != nil {
@@ -156,8 +156,8 @@ func (s reviews) review(ctx context.Context, who auth.Principal, id string) (*re
 	return r, nil
 }
 
-// look reads what an action is, without asking the database.
-func (s reviews) look(a oversight.Action) *review {
+// inspect parses the content of an action without using the database.
+func (s reviews) inspect(a oversight.Action) *review {
 	r := &review{Action: a}
 	sum := sha256.Sum256(a.Payload)
 	r.Changed = a.Dropped.IsZero() && !bytes.Equal(sum[:], a.Digest)
@@ -224,9 +224,9 @@ const (
 	maxBriefs       = 512
 )
 
-// brief returns what a list shows of the action a, whose payload is not there.
-// To read it is work, up to 36 MB of it, and the digest says what was read: so
-// it is kept by its digest. What the page of the action shows is read anew.
+// brief returns the summary of a for lists, where a has no payload. Reading the
+// payload is expensive (up to 36 MB), so summaries are cached by digest. The
+// page of an action does not use the cache.
 func (s reviews) brief(ctx context.Context, who auth.Principal, a *oversight.Action) (brief, error) {
 	key := string(a.Kind) + " " + a.Hex()
 	s.mu.Lock()
@@ -239,7 +239,7 @@ func (s reviews) brief(ctx context.Context, who auth.Principal, a *oversight.Act
 	if err != nil {
 		return brief{}, err
 	}
-	r := s.look(full)
+	r := s.inspect(full)
 	b = brief{
 		recipients: r.recipients, Title: mail.Printable(r.View.Title, briefTitle), Files: len(r.View.Files), Notes: len(r.View.Notes),
 		Unshown: r.Unshown != "" || r.Changed, HiddenTotal: len(r.Hidden),
@@ -255,7 +255,7 @@ func (s reviews) brief(ctx context.Context, who auth.Principal, a *oversight.Act
 	b.More = len(r.To) + len(r.Cc) - len(b.To) - len(b.Cc)
 	b.Hidden = slices.Clone(b.Hidden[:min(len(b.Hidden), briefHidden)])
 	if r.Changed || !a.Dropped.IsZero() {
-		return b, nil // what was shown is not what the digest is of
+		return b, nil // the content does not match the digest: do not cache it
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -25,7 +25,7 @@ func (l listedSandbox) Live() bool { return l.Ended.IsZero() }
 // IsPaused reports whether it is frozen on disk.
 func (l listedSandbox) IsPaused() bool { return l.State == sandbox.Paused }
 
-// Reach says where the sandbox asked to connect, in a few words.
+// Reach summarizes the network access that the sandbox requested.
 func (l listedSandbox) Reach() string {
 	if l.Egress.Internet {
 		return "the Internet" + except(l.Egress)
@@ -33,7 +33,7 @@ func (l listedSandbox) Reach() string {
 	if n := len(l.Egress.AllowOut); n > 0 {
 		return strings.Join(l.Egress.AllowOut[:min(n, 3)], ", ") + more(n-3)
 	}
-	return "nowhere"
+	return "none"
 }
 
 func except(e policy.Egress) string {
@@ -55,8 +55,8 @@ type sandboxHandlers struct{ reviews }
 
 func (s sandboxHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/sandboxes", looks, s.sandboxes},
-		{"GET", "/console/sandboxes/{id}", looks, s.sandbox},
+		{"GET", "/console/sandboxes", views, s.sandboxes},
+		{"GET", "/console/sandboxes/{id}", views, s.sandbox},
 		{"POST", "/console/sandboxes/{id}/kill", decides, s.kill},
 	}
 }
@@ -125,7 +125,7 @@ func (s sandboxHandlers) kill(w http.ResponseWriter, r *http.Request, who auth.P
 	}
 	err := s.fleet.Kill(r.Context(), who, id)
 	if errors.Is(err, sandbox.ErrNotFound) {
-		return s.showSandbox(w, r, who, http.StatusConflict, "Your click changed nothing: the sandbox had ended already, or has not started yet.")
+		return s.showSandbox(w, r, who, http.StatusConflict, "Your click changed nothing: the sandbox has already ended or has not started yet.")
 	}
 	if err != nil {
 		return err

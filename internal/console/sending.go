@@ -59,8 +59,8 @@ type suppressionCount struct {
 
 // suppressionNames say why nothing is sent to an address.
 var suppressionNames = map[delivery.SuppressionReason]string{
-	delivery.SuppressedBounce: "its server says that there is no such address", delivery.SuppressedComplaint: "its reader called mail from here spam",
-	delivery.SuppressedUnsubscribe: "its reader asked for no more", delivery.SuppressedAdded: "a person or the project’s key put it on the list",
+	delivery.SuppressedBounce: "the address does not exist, according to its server", delivery.SuppressedComplaint: "the recipient reported mail as spam",
+	delivery.SuppressedUnsubscribe: "the recipient unsubscribed", delivery.SuppressedAdded: "added by a person or a project key",
 }
 
 // maxLeaving bounds what a page shows of what is on its way.
@@ -71,7 +71,7 @@ type sendingHandlers struct{ reviews }
 
 func (s sendingHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/sending", looks, s.sending},
+		{"GET", "/console/sending", views, s.sending},
 		{"POST", "/console/sending/lookup", decides, s.lookUp},
 		{"POST", "/console/sending/suppression", decides, s.suppress},
 		{"POST", "/console/sending/lift", manages, s.lift},
@@ -123,8 +123,8 @@ func (s sendingHandlers) showSending(w http.ResponseWriter, r *http.Request, who
 	return s.render(w, status, page{Name: "sending", Title: "Sending", Who: who, Here: "inboxes", Body: v})
 }
 
-// lookUp tells whether anything is sent to an address. It is a POST although it
-// changes nothing: an address in a link would be kept by browsers and proxies.
+// lookUp reports whether an address is on the suppression list. It is a POST
+// although it changes nothing: browsers and proxies keep the addresses of links.
 func (s sendingHandlers) lookUp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	address := strings.TrimSpace(r.PostForm.Get("address"))
 	found, err := s.post.Suppression.Find(r.Context(), who, address)
@@ -140,7 +140,7 @@ func (s sendingHandlers) lookUp(w http.ResponseWriter, r *http.Request, who auth
 // addressRefused returns, for a person, why an address could not be taken.
 func addressRefused(err error) string {
 	if field, ok := errors.AsType[*mail.FieldError](err); ok {
-		return "That is not an address: " + field.Reason + "."
+		return "Invalid address: " + field.Reason + "."
 	}
 	if errors.Is(err, directory.ErrInvalid) {
 		return sentence(strings.TrimPrefix(err.Error(), directory.ErrInvalid.Error()+": "))
@@ -175,11 +175,11 @@ func (s sendingHandlers) suppress(w http.ResponseWriter, r *http.Request, who au
 func (s sendingHandlers) lift(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	reason := typed(r, "reason")
 	if strings.TrimSpace(reason) == "" || len(reason) > 1000 {
-		return s.showSending(w, r, who, http.StatusBadRequest, sendingPage{Notice: "Say in at most 1000 bytes what was done about it. Nothing was changed."})
+		return s.showSending(w, r, who, http.StatusBadRequest, sendingPage{Notice: "Describe in at most 1000 bytes what was done to fix it. Nothing was changed."})
 	}
 	err := s.post.Delivery.Lift(r.Context(), who, r.PostForm.Get("scope"), reason)
 	if errors.Is(err, store.ErrNotFound) {
-		return s.showSending(w, r, who, http.StatusConflict, sendingPage{Notice: "Your click changed nothing: it is not suspended any more."})
+		return s.showSending(w, r, who, http.StatusConflict, sendingPage{Notice: "Your click changed nothing: it is no longer suspended."})
 	}
 	if err != nil {
 		return err
@@ -190,7 +190,7 @@ func (s sendingHandlers) lift(w http.ResponseWriter, r *http.Request, who auth.P
 
 // deliveryNames say what became of a recipient.
 var deliveryNames = map[delivery.State]string{
-	delivery.Queued: "to be sent", delivery.Sending: "being sent", delivery.Delivered: "delivered",
-	delivery.Deferred: "to be tried again", delivery.Bounced: "not delivered", delivery.Suppressed: "not sent",
+	delivery.Queued: "queued", delivery.Sending: "sending", delivery.Delivered: "delivered",
+	delivery.Deferred: "retrying", delivery.Bounced: "not delivered", delivery.Suppressed: "not sent",
 	delivery.Uncertain: "outcome unknown", delivery.Cancelled: "cancelled",
 }

@@ -44,7 +44,7 @@ func TestSwitches(t *testing.T) {
 		t.Fatalf("stop: %d\n%s", got.status, got.body)
 	}
 	page := f.get("/console/switches")
-	contains(t, "page", page.body, "Stopped: one inbox", "it &lt;b&gt;spams&lt;/b&gt;", "1 that had been approved was denied", "in 119 min", f.inbox.Address)
+	contains(t, "page", page.body, "Stopped: one inbox", "it &lt;b&gt;spams&lt;/b&gt;", "1 approved action was denied", "in 119 min", f.inbox.Address)
 	id := regexp.MustCompile(`swi_[A-Z2-7]{26}`).FindString(page.body)
 	if got := f.state(a.ID).State; got != oversight.Denied {
 		t.Errorf("what was approved is %s", got)
@@ -66,7 +66,7 @@ func press() url.Values { return url.Values{"x": {""}} }
 func TestPolicyPages(t *testing.T) {
 	f := setup(t)
 	f.enter()
-	contains(t, "page", f.get("/console/policy").body, "The program’s own policy holds", "built in", "Write another")
+	contains(t, "page", f.get("/console/policy").body, "The built-in policy is active", "built in", "Propose a change")
 	page := f.get("/console/policy/draft")
 	form := f.form(page.body, "draft-form")
 	text := policy.Default().Text()
@@ -75,7 +75,7 @@ func TestPolicyPages(t *testing.T) {
 		return f.submit("/console/policy", url.Values{"do": {do}, "replaces": form["replaces"], "text": {text}, "tests": {tests}, "reason": {"tidy"}})
 	}
 	contains(t, "tried", send("try", text, tests).body, "1 of 2 tests pass", "&lt;script&gt;1&lt;/script&gt;", "fails", "want allow")
-	if got := send("try", "rules: {", tests); got.status != http.StatusBadRequest || !strings.Contains(got.body, "cannot be read") || !strings.Contains(got.body, "rules: {") {
+	if got := send("try", "rules: {", tests); got.status != http.StatusBadRequest || !strings.Contains(got.body, "is invalid") || !strings.Contains(got.body, "rules: {") {
 		t.Errorf("a document that is none: %d", got.status)
 	}
 	if got := send("propose", text, tests); got.status != http.StatusBadRequest || !strings.Contains(got.body, "Nothing was proposed") {
@@ -86,23 +86,23 @@ func TestPolicyPages(t *testing.T) {
 	if got.status != http.StatusSeeOther || !strings.HasPrefix(got.location, "/console/actions/act_") {
 		t.Fatalf("propose: %d to %q\n%s", got.status, got.location, got.body)
 	}
-	contains(t, "policy page", f.get("/console/policy").body, "1 change waits", got.location)
+	contains(t, "policy page", f.get("/console/policy").body, "1 change is waiting", got.location)
 	action := f.get(got.location)
 	contains(t, "action", action.body, "Change of policy", "approve-form")
 	if got := f.submit(got.location+"/decision", f.form(action.body, "approve-form")); got.status != http.StatusSeeOther {
 		t.Fatalf("approve: %d\n%s", got.status, got.body)
 	}
 	f.drain()
-	contains(t, "policy page", f.get("/console/policy").body, "Version 1 holds", "# tidy", "tidy")
-	contains(t, "version", f.get("/console/policy/versions/1").body, "# tidy", "Its tests")
-	contains(t, "own version", f.get("/console/policy/versions/0").body, "The program’s own policy")
+	contains(t, "policy page", f.get("/console/policy").body, "Version 1 is active", "# tidy", "tidy")
+	contains(t, "version", f.get("/console/policy/versions/1").body, "# tidy", "<h2>Tests")
+	contains(t, "own version", f.get("/console/policy/versions/0").body, "Built-in policy")
 	for path, want := range map[string]int{"/console/policy/versions/7": http.StatusNotFound, "/console/policy/versions/x": http.StatusBadRequest} {
 		if got := f.get(path); got.status != want {
 			t.Errorf("%s: %d, want %d", path, got.status, want)
 		}
 	}
 	// Made from a version that holds no more.
-	if got := send("propose", "# again\n"+text, good); got.status != http.StatusConflict || !strings.Contains(got.body, "another version") || !strings.Contains(got.body, "# again") {
+	if got := send("propose", "# again\n"+text, good); got.status != http.StatusConflict || !strings.Contains(got.body, "active policy has changed") || !strings.Contains(got.body, "# again") {
 		t.Errorf("from an old version: %d", got.status)
 	}
 }
@@ -112,18 +112,18 @@ func TestPolicyPages(t *testing.T) {
 func TestWebhookPages(t *testing.T) {
 	f := setup(t)
 	f.enter()
-	contains(t, "empty page", f.get("/console/webhooks").body, "There is no webhook", "message.received")
-	if got := f.submit("/console/webhooks", url.Values{"name": {"x"}, "url": {"ftp://x"}, "event": {"message.received"}}); got.status != http.StatusBadRequest || !strings.Contains(got.body, "Nothing was made") {
+	contains(t, "empty page", f.get("/console/webhooks").body, "No webhooks yet", "message.received")
+	if got := f.submit("/console/webhooks", url.Values{"name": {"x"}, "url": {"ftp://x"}, "event": {"message.received"}}); got.status != http.StatusBadRequest || !strings.Contains(got.body, "Nothing was created") {
 		t.Errorf("a bad address: %d", got.status)
 	}
 	made := f.submit("/console/webhooks", url.Values{"name": {"<i>ours</i>"}, "url": {"http://127.0.0.1:9999/hook"}, "event": {"message.received"}})
 	if made.status != http.StatusCreated {
 		t.Fatalf("make: %d\n%s", made.status, made.body)
 	}
-	contains(t, "secret", made.body, "&lt;i&gt;ours&lt;/i&gt;", "shown this once")
+	contains(t, "secret", made.body, "&lt;i&gt;ours&lt;/i&gt;", "shown only once")
 	list := f.get("/console/webhooks")
 	path := regexp.MustCompile(`/console/webhooks/[\w-]+`).FindString(strings.Split(list.body, "<tbody>")[1])
-	contains(t, "page", f.get(path).body, "Nothing was sent yet", "http://127.0.0.1:9999/hook", "Disable it")
+	contains(t, "page", f.get(path).body, "No deliveries yet", "http://127.0.0.1:9999/hook", ">Disable<")
 	for _, do := range []string{"disable", "enable"} {
 		if got := f.submit(path, url.Values{"do": {do}}); got.status != http.StatusSeeOther {
 			t.Errorf("%s: %d", do, got.status)
@@ -182,7 +182,7 @@ func TestModePages(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	path := "/console/inboxes/" + f.inbox.ID
-	contains(t, "page", f.get(path).body, "gated_send", `id="m-autonomous"`, "Nobody is on it")
+	contains(t, "page", f.get(path).body, "gated_send", `id="m-autonomous"`, "The allow list is empty")
 	if got := f.submit(path+"/mode", url.Values{"mode": {"autonomous"}, "reason": {"<b>trusted</b>"}}); got.status != http.StatusSeeOther {
 		t.Fatalf("raise by an owner: %d\n%s", got.status, got.body)
 	}

@@ -43,8 +43,8 @@ func (s signInHandlers) routes() []route {
 
 func (s signInHandlers) setupPage(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	token := r.URL.Query().Get("token")
-	// Only looked at: whatever fetches the link, a chat program's preview for
-	// instance, must not use it up.
+	// A GET must not use up the link: the link previews of chat programs fetch it
+	// too.
 	f, err := s.invited(r.Context(), token)
 	if err != nil {
 		return err
@@ -67,7 +67,7 @@ func (s signInHandlers) invited(ctx context.Context, token string) (f signInForm
 
 func (s signInHandlers) showSetup(w http.ResponseWriter, status int, f signInForm) error {
 	f.MinBytes = auth.MinPassword
-	title := "Make your account"
+	title := "Create your account"
 	if f.Person != "" {
 		title = "Choose a new password"
 	}
@@ -76,14 +76,15 @@ func (s signInHandlers) showSetup(w http.ResponseWriter, status int, f signInFor
 
 func (s signInHandlers) setup(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	ctx := r.Context()
-	// First the link: hashing a password is work that no guesser gets done.
+	// Check the link first: hashing a password is expensive, and a client that
+	// guesses links must not cause that work.
 	f, err := s.invited(ctx, r.PostForm.Get("token"))
 	if err != nil {
 		return err
 	}
 	f.Name = r.PostForm.Get("name")
 	if r.PostForm.Get("password") != r.PostForm.Get("again") {
-		f.Problem = "The two passwords are not the same."
+		f.Problem = "The passwords do not match."
 		return s.showSetup(w, http.StatusBadRequest, f)
 	}
 	begun, err := s.conf.People.Redeem(ctx, auth.Secret(f.Token), f.Name, r.PostForm.Get("password"), s.visit(r))
@@ -91,7 +92,7 @@ func (s signInHandlers) setup(w http.ResponseWriter, r *http.Request, _ auth.Pri
 	case errors.Is(err, auth.ErrInvalid):
 		f.Problem = sentence(strings.TrimPrefix(err.Error(), auth.ErrInvalid.Error()+" "))
 		return s.showSetup(w, http.StatusBadRequest, f)
-	case errors.Is(err, auth.ErrUnauthenticated): // somebody was faster
+	case errors.Is(err, auth.ErrUnauthenticated): // the link was used in the meantime
 		return errLink
 	case err != nil:
 		return err
@@ -111,8 +112,8 @@ func (s signInHandlers) signInPage(w http.ResponseWriter, r *http.Request, _ aut
 		http.Redirect(w, r, next, http.StatusSeeOther) //nolint:gosec // next is checked to be a path of ours
 		return nil
 	}
-	// The cookie is SameSite=Strict: who follows a link from elsewhere comes
-	// without it and seems to be signed out. One more click, from here, shows.
+	// The cookie is SameSite=Strict, so a browser that follows a link from another
+	// site does not send it and appears signed out. A click on this page sends it.
 	elsehow := r.Header.Get("Sec-Fetch-Site") == "cross-site"
 	return s.showSignIn(w, r, http.StatusOK, signInForm{Next: next, Elsehow: elsehow})
 }
@@ -159,11 +160,11 @@ func (s signInHandlers) entered(w http.ResponseWriter, r *http.Request, begun pe
 		f.Problem = sentence(auth.ErrTooMany.Error())
 		return s.showSignIn(w, r, http.StatusTooManyRequests, f)
 	case errors.Is(err, auth.ErrUnauthenticated):
-		f.Problem = "The name or the password is not right."
+		f.Problem = "The name or password is wrong."
 		return s.showSignIn(w, r, http.StatusUnauthorized, f)
 	case errors.Is(err, people.ErrChallenge):
 		s.log.DebugContext(r.Context(), "sign in", "err", err)
-		f.Problem = "That took too long, was sent twice, or is a passkey that is not known here. Begin anew."
+		f.Problem = "The request expired or was already used, or the passkey is unknown. Start again."
 		return s.showSignIn(w, r, http.StatusUnauthorized, f)
 	case err != nil:
 		return err
@@ -184,7 +185,7 @@ type secondForm struct {
 
 func (s signInHandlers) showSecond(w http.ResponseWriter, r *http.Request, status int, f secondForm) error {
 	f.Passkey = f.Passkey && s.site(r).Usable() == nil
-	return s.render(w, status, page{Name: "second", Title: "One more proof", Body: f})
+	return s.render(w, status, page{Name: "second", Title: "Second factor", Body: f})
 }
 
 func (s signInHandlers) signinCode(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
@@ -193,7 +194,7 @@ func (s signInHandlers) signinCode(w http.ResponseWriter, r *http.Request, _ aut
 	begun, err := s.conf.People.Second(r.Context(), auth.Secret(f.Token), form.Get("code"), s.visit(r))
 	switch {
 	case errors.Is(err, auth.ErrUnauthenticated):
-		f.Problem = "The code is wrong, was used already, or is too old."
+		f.Problem = "The code is wrong, already used, or expired."
 		return s.showSecond(w, r, http.StatusUnauthorized, f)
 	case errors.Is(err, auth.ErrTooMany):
 		f.Problem = sentence(auth.ErrTooMany.Error())
@@ -230,7 +231,7 @@ func (s signInHandlers) askSignin(w http.ResponseWriter, r *http.Request, _ auth
 		return s.entered(w, r, people.Started{}, signInForm{Next: next}, err)
 	}
 	return s.showAsk(w, auth.Principal{}, askPage{
-		Title: "Sign in with a passkey", Text: "Your browser asks for it. It stands for the password and the second factor.",
+		Title: "Sign in with a passkey", Text: "Your browser will ask for it. It replaces the password and the second factor.",
 		Action: "/console/signin/passkey", Kind: "get", Next: next, Button: "Use a passkey",
 	}, q)
 }

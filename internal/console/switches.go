@@ -17,7 +17,7 @@ import (
 // scopeNames say what a switch stops.
 var scopeNames = map[oversight.Scope]string{
 	oversight.ScopeInbox: "one inbox", oversight.ScopeCapability: "one kind of action", oversight.ScopeDomain: "everything to one domain",
-	oversight.ScopeProject: "everything of this project", oversight.ScopeEverything: "everything of every project",
+	oversight.ScopeProject: "everything in this project", oversight.ScopeEverything: "everything in all projects",
 }
 
 // A switchPage is what is stopped, and the form that stops more.
@@ -46,7 +46,7 @@ type switchHandlers struct{ *Server }
 
 func (s switchHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/switches", looks, s.switches},
+		{"GET", "/console/switches", views, s.switches},
 		{"POST", "/console/switches", decides, s.switchOn},
 		{"POST", "/console/switches/{id}/off", manages, s.switchOff},
 	}
@@ -116,7 +116,7 @@ func (s switchHandlers) switchOn(w http.ResponseWriter, r *http.Request, who aut
 	_, err := s.gate.SwitchOn(r.Context(), who, x)
 	switch {
 	case errors.Is(err, oversight.ErrReason):
-		p.Notice = "Nothing was stopped: say why, in at most 1000 bytes."
+		p.Notice = "Nothing was stopped: give a reason of at most 1000 bytes."
 	case errors.Is(err, auth.ErrInvalid):
 		p.Notice = "Nothing was stopped: " + strings.TrimSuffix(strings.TrimPrefix(err.Error(), "turn switch on: "), ": "+auth.ErrInvalid.Error()) + "."
 	case err != nil:
@@ -136,7 +136,7 @@ func (s switchHandlers) switchOff(w http.ResponseWriter, r *http.Request, who au
 	}
 	err := s.gate.SwitchOff(r.Context(), who, id)
 	if errors.Is(err, store.ErrNotFound) {
-		return s.showSwitches(w, r, who, http.StatusConflict, switchPage{Scope: oversight.ScopeInbox, Notice: "Your click changed nothing: there is no such switch any more."})
+		return s.showSwitches(w, r, who, http.StatusConflict, switchPage{Scope: oversight.ScopeInbox, Notice: "Your click changed nothing: the switch no longer exists."})
 	}
 	if err != nil {
 		return err

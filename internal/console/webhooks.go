@@ -33,9 +33,9 @@ type webhookHandlers struct{ *Server }
 
 func (s webhookHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/webhooks", looks, s.webhooks},
+		{"GET", "/console/webhooks", views, s.webhooks},
 		{"POST", "/console/webhooks", manages, s.createWebhook},
-		{"GET", "/console/webhooks/{id}", looks, s.webhook},
+		{"GET", "/console/webhooks/{id}", views, s.webhook},
 		{"POST", "/console/webhooks/{id}", manages, s.changeWebhook},
 	}
 }
@@ -53,7 +53,7 @@ func (s webhookHandlers) showWebhooks(w http.ResponseWriter, r *http.Request, wh
 	return s.render(w, status, page{Name: "webhooks", Title: "Webhooks", Who: who, Here: "settings", Body: p})
 }
 
-// A secretPage shows a secret, this once.
+// A secretPage shows a secret, which is shown only once.
 type secretPage struct {
 	What, Name, Secret string
 	Back, Note         string
@@ -71,15 +71,15 @@ func (s webhookHandlers) createWebhook(w http.ResponseWriter, r *http.Request, w
 	}
 	h, secret, err := s.conf.Hooks.Create(r.Context(), who, c)
 	if errors.Is(err, webhook.ErrInvalid) {
-		p.Notice = "Nothing was made: " + strings.TrimPrefix(err.Error(), webhook.ErrInvalid.Error()+": ") + "."
+		p.Notice = "Nothing was created: " + strings.TrimPrefix(err.Error(), webhook.ErrInvalid.Error()+": ") + "."
 		return s.showWebhooks(w, r, who, http.StatusBadRequest, p)
 	}
 	if err != nil {
 		return err
 	}
 	return s.showSecret(w, who, secretPage{
-		What: "Secret of a webhook", Name: h.Name, Secret: secret.Reveal(), Back: "/console/webhooks/" + url.PathEscape(h.ID),
-		Note: "Its receiver checks with it that what comes is from here.",
+		What: "Webhook secret", Name: h.Name, Secret: secret.Reveal(), Back: "/console/webhooks/" + url.PathEscape(h.ID),
+		Note: "The receiver uses this secret to verify the signature of each request.",
 	})
 }
 
@@ -161,7 +161,7 @@ type keyHandlers struct{ *Server }
 
 func (s keyHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/keys", looks, s.keys},
+		{"GET", "/console/keys", views, s.keys},
 		{"POST", "/console/keys", manages, s.createKey},
 		{"POST", "/console/keys/{id}/end", manages, s.endKey},
 	}
@@ -195,15 +195,15 @@ func (s keyHandlers) createKey(w http.ResponseWriter, r *http.Request, who auth.
 	p := keysPage{Name: strings.TrimSpace(r.PostForm.Get("name"))}
 	_, key, err := s.conf.People.NewKey(r.Context(), who, p.Name)
 	if errors.Is(err, auth.ErrInvalid) {
-		p.Notice = "Nothing was made: give it a name of 1 to 100 characters."
+		p.Notice = "Nothing was created: enter a name of 1 to 100 characters."
 		return s.showKeys(w, r, who, http.StatusBadRequest, p)
 	}
 	if err != nil {
 		return err
 	}
 	return s.showSecret(w, who, secretPage{
-		What: "Key of the project", Name: p.Name, Secret: key.Reveal(), Back: "/console/keys",
-		Note: "Programs start sandboxes and make inboxes with it (E2B_API_KEY). It decides nothing and opens no mail.",
+		What: "Project key", Name: p.Name, Secret: key.Reveal(), Back: "/console/keys",
+		Note: "Programs use this key (E2B_API_KEY) to start sandboxes and create inboxes. It cannot decide on actions or open mail.",
 	})
 }
 
@@ -214,7 +214,7 @@ func (s keyHandlers) endKey(w http.ResponseWriter, r *http.Request, who auth.Pri
 	}
 	err := s.conf.People.EndKey(r.Context(), who, id)
 	if errors.Is(err, store.ErrNotFound) {
-		return s.showKeys(w, r, who, http.StatusConflict, keysPage{Notice: "Your click changed nothing: there is no such key any more."})
+		return s.showKeys(w, r, who, http.StatusConflict, keysPage{Notice: "Your click changed nothing: the key no longer exists."})
 	}
 	if err != nil {
 		return err

@@ -17,9 +17,9 @@ async function run() {
   const context = await open()
   const page = await context.newPage()
   await page.goto(link)
-  check('the set-up link shows a form and is not used up by opening it', await page.getByRole('heading', { name: 'Make your account' }).isVisible())
-  await fill(page, { Name: name, Password: password, 'The same password again': password })
-  await page.getByRole('button', { name: 'Make the account' }).click()
+  check('the set-up link shows a form and is not used up by opening it', await page.getByRole('heading', { name: 'Create your account' }).isVisible())
+  await fill(page, { Name: name, Password: password, 'Repeat password': password })
+  await page.getByRole('button', { name: 'Create account' }).click()
   check('a new account lands in the queue', new URL(page.url()).pathname === '/console/' && await page.getByRole('heading', { level: 1 }).isVisible(), page.url())
   const again = await page.goto(link)
   check('the set-up link works only once', again.status() === 410, again.status())
@@ -64,7 +64,7 @@ async function run() {
   const visible = async (what, locator) => check(`${what} is visible`, (await locator.count()) > 0 && await locator.first().isVisible())
   await visible('who receives it', page.locator('.to .addr'))
   await visible('who receives it hidden', page.locator('.to .hidden .addr'))
-  check('the page explains what a hidden recipient is', /Hidden: the other recipients do not see/.test(await page.locator('.to .hidden').innerText()))
+  check('the page explains what a hidden recipient is', /Other recipients cannot see/.test(await page.locator('.to .hidden').innerText()))
   check('the page and the queue list the same hidden recipients', (await page.locator('.to .hidden .addr').allInnerTexts()).join() === inQueue.join())
   await visible('the text', page.locator('pre.text'))
   await visible('the name of the file', page.locator('.files .addr'))
@@ -79,7 +79,7 @@ async function run() {
   await page.bringToFront()
   await page.goto(action)
   await page.keyboard.press('Tab')
-  check('the first Tab stop is the skip link', (await page.evaluate(() => document.activeElement.textContent)) === 'Skip to the content')
+  check('the first Tab stop is the skip link', (await page.evaluate(() => document.activeElement.textContent)) === 'Skip to content')
   await page.keyboard.press('Enter')
   await page.waitForURL((u) => u.hash === '#main') // which is told a moment later
   check('the skip link jumps to the content', page.url().endsWith('#main'))
@@ -112,9 +112,9 @@ async function run() {
   await pictures([
     ['done', path], ['decided', '/console/decided'], ...sandboxes, ['inboxes', '/console/inboxes'], ['audit', '/console/audit'],
     ['verified', '/console/audit', async (p) => {
-      await p.getByText('Verify the whole record', { exact: true }).click()
+      await p.getByText('Verify the audit log', { exact: true }).click()
       await p.getByRole('button', { name: 'Verify', exact: true }).click()
-      await p.getByRole('heading', { name: 'The record holds' }).waitFor()
+      await p.getByRole('heading', { name: 'The audit log is intact' }).waitFor()
     }],
     ['not-found', '/console/nothing'], ['link-used', link],
   ], state)

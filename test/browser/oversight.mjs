@@ -35,7 +35,7 @@ async function eventually(what, ask) {
 async function decisions(context) {
   const page = await context.newPage()
   await page.goto(at('/console/'))
-  check('an empty queue says that nothing waits', (await text(page)).includes('Nothing waits.'))
+  check('an empty queue says that nothing waits', (await text(page)).includes('Nothing is waiting.'))
 
   // A report with all parts of a mail, and a comment on it.
   const report = await play('propose', { name: 'report', kind: 'report' })
@@ -44,13 +44,13 @@ async function decisions(context) {
   check('the rendered view and the plain text are both shown', await frame.getByRole('heading', { name: 'Totals by region' }).isVisible() && (await page.locator('pre.text').first().innerText()).includes('north 150'))
   const [left, right] = [await page.locator('.pane').nth(0).boundingBox(), await page.locator('.pane').nth(1).boundingBox()]
   check('the rendered view and the text are side by side', left.x + left.width <= right.x && Math.abs(left.y - right.y) < 5)
-  check('a remote image is not fetched, and the page says so', (await text(page)).includes('not fetched') && await frame.getByText('picture, not fetched: Shop').isVisible())
-  check('the agent\'s context is shown', (await page.getByLabel('Context').innerText()).includes('before the meeting on Friday'))
+  check('a remote image is not fetched, and the page says so', (await text(page)).includes('not loaded') && await frame.getByText('picture, not fetched: Shop').isVisible())
+  check('the agent\'s context is shown', (await page.getByLabel('Context', { exact: true }).innerText()).includes('before the meeting on Friday'))
   await page.locator('#d-source summary').click()
   check('the source of the message is shown', (await page.getByLabel('Source').innerText()).includes('Content-Type: multipart/'))
-  const [saved] = await Promise.all([page.waitForEvent('download'), page.getByRole('link', { name: 'Save this file' }).click()])
+  const [saved] = await Promise.all([page.waitForEvent('download'), page.getByRole('link', { name: 'Download totals.csv' }).click()])
   check('an attachment is downloaded under its name', saved.suggestedFilename() === 'totals.csv', saved.suggestedFilename())
-  await page.getByLabel('Say something about it').fill('Is <b>this</b> the last one?')
+  await page.getByLabel('Add a comment').fill('Is <b>this</b> the last one?')
   await page.getByRole('button', { name: 'Comment' }).click()
   check('a comment is shown as text, not as HTML', (await page.locator('.talk').innerText()).includes('Is <b>this</b> the last one?'))
 
@@ -59,7 +59,7 @@ async function decisions(context) {
   await page.locator('#edit').click()
   await page.locator('#text').fill('Dear Bob,\n\nhere is last week.\n\nnorth 151\nsouth 98\n')
   await page.locator('#bcc').fill('')
-  await page.getByRole('button', { name: /agent’s place/ }).click()
+  await page.getByRole('button', { name: /Save as new version/ }).click()
   const changes = page.locator('.changes .diff')
   check('an edited action shows deletions and insertions', (await changes.locator('del').allInnerTexts()).join('|').includes('eve@hidden.example') && (await changes.locator('ins').allInnerTexts()).join('|').includes('north 151'))
 
@@ -90,8 +90,8 @@ async function decisions(context) {
   const large = await play('propose', { name: 'large', kind: 'note', subject: 'An order of 12,000' })
   await page.goto(action(large))
   await page.locator('#approve').click()
-  check('the first of two approvals is counted', /You have approved it/.test(await text(page)) && await state(page) === 'pending')
-  check('the page names the first approver', /So far 1 of 2:\s*ann/.test(await text(page)), await text(page))
+  check('the first of two approvals is counted', /You approved this/.test(await text(page)) && await state(page) === 'pending')
+  check('the page names the first approver', /1 of 2 so far:\s*ann/.test(await text(page)), await text(page))
   await play('decide', { name: 'large' })
   await play('drain')
   await page.goto(action(large))
@@ -109,7 +109,7 @@ async function decisions(context) {
   await play('verdict', { rule: 'legal', reason: 'legal looks at contracts', who: 'carol' })
   const legal = await play('propose', { name: 'others', kind: 'note', subject: 'Another contract' })
   await page.goto(action(legal))
-  check('a person who is not an approver has no buttons', await page.locator('#approve, #reject').count() === 0 && (await text(page)).includes('Policy asks others'))
+  check('a person who is not an approver has no buttons', await page.locator('#approve, #reject').count() === 0 && (await text(page)).includes('Policy assigns this decision'))
   await play('verdict', usual)
 
   // Filters, and decisions on several actions at once.
@@ -136,10 +136,10 @@ async function decisions(context) {
   const inbox = `/console/inboxes/${report.inbox}`
   await page.goto(at(inbox))
   await page.getByLabel('Address, or *@domain').fill('*@shop.example')
-  await page.getByRole('button', { name: 'Allow', exact: true }).click()
+  await page.getByRole('button', { name: 'Add', exact: true }).click()
   check('an owner adds an entry to the allow list', (await text(page)).includes('*@shop.example'))
   await page.getByLabel(/^gated_all/).check()
-  await page.getByRole('button', { name: 'Put it into this mode' }).click()
+  await page.getByRole('button', { name: 'Set mode' }).click()
   check('an owner sets a stricter mode', /Mode\s*gated_all/.test(await text(page)), await text(page))
   await page.goto(at('/console/policy/draft'))
   await page.locator('#try').click()
@@ -151,13 +151,13 @@ async function decisions(context) {
   check('proposing a policy draft creates an action', /Change of policy/.test(await text(page)) && /\/console\/actions\/act_/.test(page.url()), await text(page))
   const change = new URL(page.url()).pathname
   await page.goto(at('/console/switches'))
-  await page.getByLabel('Everything to one domain and those below it').check()
+  await page.getByLabel('Everything to one domain and its subdomains').check()
   await page.locator('#domain').fill('partner.example')
   await page.locator('#reason').fill('They say that they were flooded.')
-  await page.getByRole('button', { name: 'Stop it now' }).click()
+  await page.getByRole('button', { name: 'Stop now' }).click()
   check('a kill switch stops a domain', (await text(page)).includes('Stopped: everything to one domain partner.example'), await text(page))
   await page.goto(at(`/console/actions/${many[2].id}`))
-  check('a stopped action cannot be approved', await page.locator('#approve').count() === 0 && (await text(page)).includes('cannot be approved now'))
+  check('a stopped action cannot be approved', await page.locator('#approve').count() === 0 && (await text(page)).includes('blocks approval'))
   await page.close()
   return { report, inbox, change, legal, large, money }
 }
@@ -260,8 +260,8 @@ async function run() {
   const context = await open({ acceptDownloads: true })
   const page = await context.newPage()
   await page.goto(link)
-  await fill(page, { Name: name, Password: password, 'The same password again': password })
-  await page.getByRole('button', { name: 'Make the account' }).click()
+  await fill(page, { Name: name, Password: password, 'Repeat password': password })
+  await page.getByRole('button', { name: 'Create account' }).click()
   const signedIn = await context.storageState()
   await pictures([['queue-none', '/console/'], ['switches-none', '/console/switches'], ['webhooks-none', '/console/webhooks']], signedIn)
   const seen = await decisions(context)
@@ -272,13 +272,13 @@ async function run() {
   await page.locator('#name').fill('reviewers’ chat')
   await page.locator('#url').fill('https://hooks.example.com/postern')
   await page.getByLabel('oversight.pending').check()
-  await page.getByRole('button', { name: 'Make it' }).click()
-  check('a webhook’s secret is shown once', (await text(page)).includes('shown this once'))
-  await page.getByRole('link', { name: 'I have copied it' }).click()
+  await page.getByRole('button', { name: 'Create webhook' }).click()
+  check('a webhook’s secret is shown once', (await text(page)).includes('shown only once'))
+  await page.getByRole('link', { name: 'I have copied this' }).click()
   const webhook = new URL(page.url()).pathname
   await page.goto(at('/console/keys'))
   await page.locator('#name').fill('continuous integration')
-  await page.getByRole('button', { name: 'Make it' }).click()
+  await page.getByRole('button', { name: 'Create key' }).click()
   check('a new API key is shown once', /e2b_[0-9a-f]{40}/.test(await text(page)))
   await pictures([
     ['queue', '/console/'], ['filtered', '/console/?kind=inbox.mode'], ['batch', '/console/batch'], ['action', `/console/actions/${seen.report.id}`],

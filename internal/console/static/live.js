@@ -1,9 +1,8 @@
-// The one script of the console. It learns by server-sent events that what a
-// page shows is not true any more, keeps the number of waiting actions in the
-// title, and brings the new content. It never takes away what a person is
-// typing, has ticked or stands on: then it only says so. It makes no markup of
-// text: what it shows comes from the server's own page, or is set as text. Only
-// the part #live is renewed by itself; a page to decide on has none.
+// Refreshes stale pages. Server-sent events report changes; the script updates
+// the number of waiting actions in the title and replaces the element #live.
+// It never discards a person's input, selection or focus: then it only shows a
+// notice. It never turns text into markup. Pages with a decision form have no
+// #live, so their content changes only when a person reloads them.
 'use strict'
 ;(() => {
   const root = document.documentElement
@@ -26,7 +25,7 @@
     }
   }
 
-  // inUse tells whether something that a person did on the page would be lost.
+  // inUse reports whether replacing el would lose input, focus or selection.
   function inUse(el) {
     const changed = (f) => {
       if (f.type === 'hidden') return false
@@ -41,8 +40,8 @@
     return Boolean(s && !s.isCollapsed && el.contains(s.anchorNode))
   }
 
-  // say: only a person renews what a decision is made on. Content that changed
-  // under the pointer would be approved by a click that was meant for another.
+  // say shows the notice. Content that is replaced under the pointer could be
+  // approved by a click that was meant for the previous content.
   function say() {
     if (bar) bar.hidden = false
     const link = document.getElementById('look')
@@ -91,7 +90,7 @@
       }
     }
     source.onerror = () => {
-      // What ends for good, as when too many pages are open, is asked again rarely.
+      // A closed stream (for example, too many open pages) is retried rarely.
       if (source.readyState === EventSource.CLOSED) setTimeout(listen, 60_000)
     }
   }

@@ -23,13 +23,13 @@
       form.submit()
     } catch (e) {
       button.disabled = false
-      say(e.name === 'InvalidStateError' ? 'There is a passkey of yours on that device already.'
-        : e.name === 'NotAllowedError' ? 'No passkey was shown: it was cancelled, took too long, or there is none here.'
-          : `The browser could not do this: ${e.message}`)
+      say(e.name === 'InvalidStateError' ? 'This device already has a passkey for your account.'
+        : e.name === 'NotAllowedError' ? 'No passkey was used: the request was cancelled or timed out, or no passkey is available.'
+          : `The browser reported an error: ${e.message}`)
     }
   }
   if (!window.PublicKeyCredential || !PublicKeyCredential.parseRequestOptionsFromJSON) {
-    say('This browser cannot use passkeys here. Take the other way, or a newer browser.')
+    say('This browser does not support passkeys here. Use a password and code, or a newer browser.')
   } else {
     button.hidden = false
     button.addEventListener('click', ask)
