@@ -24,7 +24,7 @@ func TestTwoApproversAreCountedOnceEach(t *testing.T) {
 	f.judge.verdict = policy.Verdict{Effect: policy.Ask, Reason: "rule big: two people", Rule: "big", Approvers: 2, Within: 3 * time.Hour}
 	a := f.propose(draft())
 	path := "/console/actions/" + a.ID
-	contains(t, "queue", f.get("/console/").body, "<strong>0 of 2</strong> approvals", "expires <time", "in 2 h")
+	contains(t, "queue", f.get("/console/").body, "<strong>0 of 2</strong> approvals", "<span>denied <time", "in 2 h</time> unless approved</span>")
 	page := f.get(path)
 	contains(t, "page", page.body, "2 people must approve this: any reviewer.", "Approve as one of 2")
 	if got := f.submit(path+"/decision", f.form(page.body, "approve-form")); got.status != http.StatusSeeOther {

@@ -39,7 +39,7 @@ func TestCancel(t *testing.T) {
 		t.Fatal(err)
 	}
 	page = "/console/actions/" + a.ID
-	contains(t, "scheduled", f.get(page).body, `data-state="scheduled"`, "scheduled", "cancel-form")
+	contains(t, "scheduled", f.get(page).body, `data-state="scheduled"`, "at its scheduled time", "cancel-form")
 	b := f.propose(draft())
 	if err := f.gate.Decide(t.Context(), f.person, oversight.Decision{ID: b.ID, Version: b.Version, Digest: b.Hex(), Reason: "no"}); err != nil {
 		t.Fatal(err)

@@ -67,7 +67,7 @@ async function run() {
     }
   }
   await look()
-  check('the proof is missing before it is published', (await result(page, 'Proof that it is yours')) === 'missing')
+  check('the proof is missing before it is published', (await result(page, 'Proof of ownership')) === 'missing')
   await pictures([['domain-missing', domain]], state)
 
   const send = async (list) => {
