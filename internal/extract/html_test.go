@@ -71,10 +71,23 @@ func TestStyleSheetsHide(t *testing.T) {
 		css    string
 		hidden bool
 	}{
-		{".a{display:none}", true}, {"#i{display:none}", true}, {"em{display:none}", true}, {"em.a{display:none}", true}, {".x,.a{display:none}", true},
-		{".A{display:none}", true}, {".a{color:red;font-size:0}", true}, {".b{display:none}", false}, {"strong{display:none}", false}, {".b .a{display:none}", false},
-		{".a:hover{display:none}", false}, {"@media print{.a{display:none}}", false}, {"@media print{.b{color:red}}.a{display:none}", true}, {".a{display:no", false},
-		{".a{display:none", true}, {"/* .a{display:none} */", false}, {"/* one */ .a /* two */ {display:none}", true},
+		{".a{display:none}", true},
+		{"#i{display:none}", true},
+		{"em{display:none}", true},
+		{"em.a{display:none}", true},
+		{".x,.a{display:none}", true},
+		{".A{display:none}", true},
+		{".a{color:red;font-size:0}", true},
+		{".b{display:none}", false},
+		{"strong{display:none}", false},
+		{".b .a{display:none}", false},
+		{".a:hover{display:none}", false},
+		{"@media print{.a{display:none}}", false},
+		{"@media print{.b{color:red}}.a{display:none}", true},
+		{".a{display:no", false},
+		{".a{display:none", true},
+		{"/* .a{display:none} */", false},
+		{"/* one */ .a /* two */ {display:none}", true},
 	} {
 		page := HTML("<style>" + tt.css + "</style><em class=a id=i>the words</em>")
 		if got := !strings.Contains(page.Visible, "the words"); got != tt.hidden {

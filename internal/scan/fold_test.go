@@ -153,8 +153,20 @@ func TestOneEditIsExactlyOne(t *testing.T) {
 		a, b string
 		want bool
 	}{
-		{"paypal", "paypall", true}, {"paypal", "paypl", true}, {"paypal", "paypol", true}, {"paypal", "payapl", true}, {"paypal", "xpaypal", true},
-		{"paypal", "paypal", false}, {"paypal", "pypla", false}, {"paypal", "paypalxx", false}, {"paypal", "apyapl", false}, {"", "", false}, {"", "a", true}, {"a", "b", true}, {"ab", "ba", true}, {"ab", "cd", false},
+		{"paypal", "paypall", true},
+		{"paypal", "paypl", true},
+		{"paypal", "paypol", true},
+		{"paypal", "payapl", true},
+		{"paypal", "xpaypal", true},
+		{"paypal", "paypal", false},
+		{"paypal", "pypla", false},
+		{"paypal", "paypalxx", false},
+		{"paypal", "apyapl", false},
+		{"", "", false},
+		{"", "a", true},
+		{"a", "b", true},
+		{"ab", "ba", true},
+		{"ab", "cd", false},
 	} {
 		if oneEdit(tt.a, tt.b) != tt.want || oneEdit(tt.b, tt.a) != tt.want {
 			t.Errorf("%q, %q: want %v either way", tt.a, tt.b, tt.want)

@@ -245,14 +245,26 @@ func FuzzOpen(f *testing.F) {
 func FuzzNewKey(f *testing.F) {
 	x := setup(f, "ibx_1", 1)
 	wrapped := x.epochs[0].Wrapped
+	sealed, err := seal.Seal(x.pairs[0].Public, "ibx_1", "msg_1", "summary", []byte("text"))
+	if err != nil {
+		f.Fatal(err)
+	}
 	f.Add(wrapped)
 	f.Add(wrapped[:len(wrapped)-1])
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		e := x.epochs[0]
 		e.Wrapped = data
-		if _, err := seal.NewKey("ibx_1", seal.Read, x.cred, []seal.Epoch{e}); bytes.Equal(data, wrapped) != (err == nil) {
+		k, err := seal.NewKey("ibx_1", seal.Read, x.cred, []seal.Epoch{e})
+		if genuine := bytes.Equal(data, wrapped); genuine && err != nil {
 			t.Errorf("new key: %v", err)
+		} else if !genuine && err == nil {
+			// Another key, wrapped for the same credential: anybody can do that with the
+			// credential's public half, and the fuzzer's processes each have a key of their
+			// own. It opens nothing that was sealed to the inbox's key.
+			if got, err := k.Open("msg_1", "summary", sealed); !errors.Is(err, seal.ErrSealed) {
+				t.Errorf("an exchanged key opens %q, %v", got, err)
+			}
 		}
 		if _, err := seal.NewLegacyKey("ibx_1", seal.Read, x.cred, "pbk_secret", []seal.Epoch{e}); !errors.Is(err, seal.ErrSealed) {
 			t.Errorf("legacy key: %v", err)
