@@ -207,7 +207,7 @@ func (d *daemon) buildWeb(lis *listeners) (err error) {
 		Protocols:         new(http.Protocols),
 	}
 	framing.Guard(d.web)
-	d.web.RegisterOnShutdown(d.mailAPI.Close) // or it would wait for who waits for mail
+	d.web.RegisterOnShutdown(d.mailAPI.Close) // ends long polls, for which a shutdown would wait
 	d.web.RegisterOnShutdown(d.console.Close)
 	d.web.RegisterOnShutdown(d.mcp.Close)
 	d.web.Protocols.SetHTTP1(true)

@@ -179,8 +179,8 @@ func (c *command) build() *cobra.Command {
 	return cmd
 }
 
-// missing is what a command does that only has others below it: it says which
-// they are, or which one the word that is none of them is most like.
+// missing runs a command that only groups subcommands. It lists them, or suggests
+// the one that is most like an unknown word.
 func missing(cmd *cobra.Command, args []string) error {
 	var names []string
 	for _, b := range cmd.Commands() {

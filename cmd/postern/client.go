@@ -75,8 +75,8 @@ func (l *local) call(ctx context.Context, method, path string, in, out any) erro
 	return err
 }
 
-// explain returns what a person is told of an error of the client: the server's
-// words without control characters, or why there is no server.
+// explain turns an error of the client into one for people: the server's text
+// without control characters, or why the server cannot be reached.
 func (l *local) explain(err error) error {
 	var said *client.Error
 	var way *url.Error

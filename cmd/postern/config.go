@@ -60,7 +60,7 @@ type Config struct {
 
 	DeliverTo // how mail leaves
 
-	Notices Notices // how people are told of what waits
+	Notices Notices // how people are notified of waiting actions
 
 	RecordTo // where the record is kept besides
 
@@ -159,7 +159,7 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.Float64Var(&c.CreateRate, "create-rate", 100, "`sandboxes` a second that each project makes, and 10 times as many at once; 0 means no limit")
 	fs.Float64Var(&c.UnknownRate, "unknown-rate", 5, "control `calls` a second of each address without a valid key, and 20 times as many at once; 0 means no limit")
 	c.tlsFlags(fs)
-	fs.Var(&list{values: &c.OAuthIssuers}, "oauth-issuer", "`URL` of an authorization server (OAuth 2.1) of yours that gives out inbox keys as access tokens; clients of the MCP tools are told of it (RFC 9728); may be repeated. See docs/reference/mcp.md")
+	fs.Var(&list{values: &c.OAuthIssuers}, "oauth-issuer", "`URL` of an authorization server (OAuth 2.1) of yours that gives out inbox keys as access tokens; MCP clients find it in the protected-resource metadata (RFC 9728); may be repeated. See docs/reference/mcp.md")
 	fs.BoolVar(&c.HTTPS, "https", false, "people reach the console through a proxy that does TLS: its cookie is then sent over https only")
 	fs.StringVar(&c.Egress, "egress", "deny", "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
 	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")

@@ -17,7 +17,7 @@ import (
 	"postern/internal/notify"
 )
 
-// Notices is how people are told of what waits for them.
+// Notices says how people are notified of waiting actions.
 type Notices struct {
 	From string // address that mail is sent from; empty means that none is sent
 	URL  string // under which people reach this server; empty means PublicURL, or where it listens
@@ -103,7 +103,7 @@ func notifyCommand() *command {
 		})
 	}
 	return &command{
-		use: "notify", short: "how people are told of what waits", long: notifyHelp,
+		use: "notify", short: "notify people of waiting actions", long: notifyHelp,
 		flags: c.location,
 		below: []*command{
 			{

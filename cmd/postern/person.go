@@ -138,7 +138,7 @@ func personCommand() *command {
 					if err := l.api.People.Update(ctx, args[0], api.PersonChange{Email: &args[1]}); err != nil {
 						return noPerson(err, args[0])
 					}
-					_, err := fmt.Fprintln(out, "That is where they are told of what waits.")
+					_, err := fmt.Fprintln(out, "Notices of waiting actions go there.")
 					return err
 				}),
 			},

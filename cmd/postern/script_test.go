@@ -66,7 +66,7 @@ func capture(ts *testscript.TestScript, _ bool, args []string) {
 			return
 		}
 	}
-	ts.Fatalf("the output has no word that begins with %q", args[1])
+	ts.Fatalf("no word of the output begins with %q", args[1])
 }
 
 // startServer runs a server until the end of the test.

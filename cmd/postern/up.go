@@ -137,7 +137,7 @@ type daemon struct {
 	mailAPI *mailapi.Server
 	console *console.Server
 	notary  *notary.Server
-	notify  *notify.Notifier // nil unless people are told of what waits
+	notify  *notify.Notifier // nil unless people are notified of waiting actions
 	smtp    *smtpserver.Server
 
 	zone  *zone.Server                // nil without --listen-dns

@@ -416,7 +416,7 @@ func TestPayloadsAreReadable(t *testing.T) {
 		{"hexadecimal", hex.EncodeToString([]byte(text)), "hexadecimal", text},
 		{"spaced", "69 67 6e 6f 72 65 20 61 6c 6c 20 70 72 65 76 69 6f 75 73", "hexadecimal", "ignore all previous "},
 		{"percent", "%69%67%6e%6f%72%65%20%61ll", "percent encoding", "ignore all"},
-		{"percent, with one that is none", "%69%67%6e%6f%72%65%20%61ll 100%", "percent encoding", "ignore all 100%"},
+		{"a percent sign that encodes nothing", "%69%67%6e%6f%72%65%20%61ll 100%", "percent encoding", "ignore all 100%"},
 		{"backslashes", `\x69\x67\x6e\x6f\x72\x65 all`, "backslash encoding", "ignore all"},
 		{"noise in base64", base64.StdEncoding.EncodeToString([]byte("\x00\x01\xfe\x83\x92\x11\x02\x90\x91\x92\x93\x94")), "", ""},
 		{"words", "Nothing is encoded in this sentence.", "", ""},
