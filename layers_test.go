@@ -20,7 +20,8 @@ import (
 // sideways or back up. To add a package, find its layer here first.
 var layers = [][]string{
 	{"extract"}, // text out of any bytes
-	{"policy", "mail", "mailquery", "scan", "leak", "statement", "guest", "store", "zone", "framing", "api", "seal", "semaphore", "scrub"}, // pure rules, formats, and the database
+	{"policy", "mail", "mailquery", "scan", "leak", "statement", "guest", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing"}, // pure rules, formats, and the database
+	{"inject", "mailservice"}, // what is done to outgoing requests; pure
 	{"auth", "message", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
 	{"signing", "people", "oversight/oversighttest"},
@@ -28,8 +29,11 @@ var layers = [][]string{
 	{"directory"},
 	{"keyring", "delivery"},
 	{"quota"},
-	{"mailbox", "rulebook", "sandbox", "volume"}, // the nouns
-	{"template", "egress", "connection", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
+	{"mailbox", "rulebook", "sandbox", "volume", "secret", "permit"}, // the nouns
+	{"connection"},
+	{"request"}, // requests of sandboxes as actions
+	{"inspect"}, // the requests inside connections
+	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"e2bapi", "mailapi", "mcpserver", "bridge", "console", "notary"}, // the doors
 }
 
@@ -46,7 +50,7 @@ var only = map[string][]string{
 	"extract": {
 		"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/text/encoding/charmap", "github.com/klauspost/compress/zstd", "github.com/ulikunitz/xz/lzma",
 	},
-	"seal": {}, "semaphore": {}, "scrub": {}, "leak": {},
+	"outgoing": {}, "inject": {}, "seal": {}, "semaphore": {}, "scrub": {}, "leak": {},
 	"scan": {"golang.org/x/text/unicode/norm"},
 	"guest": {
 		"connectrpc.com/connect", "github.com/creack/pty", "github.com/fsnotify/fsnotify", "golang.org/x/sys/unix",

@@ -22,6 +22,41 @@ type Egress struct {
 	Internet bool     // everything that DenyOut does not name
 	AllowOut []string // addresses, CIDR prefixes, names and "*.name"; wins over DenyOut
 	DenyOut  []string // addresses and CIDR prefixes
+
+	// Rules change requests to hosts: by host name or "*.name", in lower case. The
+	// exact name wins over a pattern, the longest pattern over others, and sets
+	// never merge. A rule gives no access.
+	Rules map[string][]Rule `json:",omitempty"`
+	// Proxy is the SOCKS5 server through which the sandbox connects; nil means none.
+	Proxy *Proxy `json:",omitempty"`
+	// Tokens are the identity tokens that rules can put on requests, by name.
+	Tokens map[string]Token `json:",omitempty"`
+	// Secrets are the names of secrets whose sentinels the sandbox has, beside
+	// those of Rules.
+	Secrets []string `json:",omitempty"`
+	// Packages are the package registries that the sandbox may read: npm, pypi,
+	// debian, go, crates.
+	Packages []string `json:",omitempty"`
+}
+
+// A Rule changes the requests to one host.
+type Rule struct {
+	// Headers are set, whatever the program sent, by canonical name. A value may have
+	// the placeholders ${e2b.secrets.NAME} and ${e2b.identity.tokens.NAME}.
+	Headers map[string]string `json:",omitempty"`
+}
+
+// A Proxy is a SOCKS5 server (RFC 1928) outside.
+type Proxy struct {
+	Address  string // "host:port"
+	Username string `json:",omitempty"` // RFC 1929; empty means no authentication
+	Sealed   []byte `json:",omitempty"` // the password, encrypted under the server's key
+}
+
+// A Token is an identity token of a sandbox.
+type Token struct {
+	Audience string
+	Type     string `json:",omitempty"`
 }
 
 // A Ceiling is what a project lets its sandboxes connect to at most. The zero

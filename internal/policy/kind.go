@@ -26,6 +26,9 @@ const (
 	KindChange  Kind = "policy.change"
 	KindConnect Kind = "net.connect"
 	KindWebhook Kind = "webhook.create"
+	KindRequest Kind = "net.request"
+	KindSecret  Kind = "secret.use"
+	KindPermit  Kind = "net.permit"
 )
 
 // A kindRow describes a kind of action. Pages, notices and the policy language
@@ -77,6 +80,18 @@ var kindRows = []kindRow{
 	{
 		kind: KindConnect, means: "code in a sandbox connects to the outside", title: "Connection", subject: "A connection out of a sandbox",
 		detail: []string{"host", "port"}, within: time.Hour, // code that waits for its connection does not wait for days
+	},
+	{
+		kind: KindRequest, means: "code in a sandbox makes an HTTP request", title: "Request", subject: "A request out of a sandbox",
+		detail: []string{"url"}, within: time.Hour,
+	},
+	{
+		kind: KindSecret, means: "the wall puts a secret on a request of a sandbox", title: "Use of a secret", subject: "A use of a secret",
+		detail: []string{"secret"}, within: time.Hour,
+	},
+	{
+		kind: KindPermit, means: "an agent proposes that its sandbox may make certain requests", title: "Network permit", subject: "A network permit for a sandbox",
+		detail: []string{"hosts", "methods", "until", "scope"}, personal: "a network permit",
 	},
 	{
 		kind: KindWebhook, means: "an agent registers a URL that receives events", title: "Webhook", subject: "A webhook of an agent",
