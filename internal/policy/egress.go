@@ -93,8 +93,16 @@ type entries struct {
 
 // Validate returns an error that wraps [ErrInvalid] if e cannot be taken.
 func (e Egress) Validate() error {
-	_, err := NewOutbound(e, Ceiling{})
-	return err
+	if _, err := NewOutbound(e, Ceiling{}); err != nil {
+		return err
+	}
+	if err := validateTokens(e.Tokens); err != nil {
+		return err
+	}
+	if _, err := NewRules(e.Rules, e.Tokens); err != nil {
+		return err
+	}
+	return e.Proxy.validate()
 }
 
 // Validate returns an error that wraps [ErrInvalid] if c cannot be taken.
