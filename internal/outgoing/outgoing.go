@@ -41,13 +41,21 @@ type Request struct {
 	Size   int64       // bytes of the body; UnknownSize if unknown
 	Uses   []Use       // secrets that are put in, in the order of their names
 	Inbox  string      // ID of the sandbox's inbox, or empty
+
+	// Permits are the IDs of the grants under which the request is made, as the
+	// judge noted them. They are no part of the encoding.
+	Permits []string
 }
 
 // A Use is a secret of a request.
 type Use struct {
+	ID       string `json:"id"`       // of the secret: a new secret of the same name has another
 	Secret   string `json:"secret"`   // its name
 	Sentinel string `json:"sentinel"` // stands for the value
 	Where    string `json:"where"`    // for a person: "header Authorization", "query key", "body", "AWS signature"
+	// Approval is when a person is asked about the secret: "always", "first" or
+	// "never". It is no part of the encoding.
+	Approval string `json:"-"`
 }
 
 // URL returns the request's URL. The port is omitted if it is the scheme's own.

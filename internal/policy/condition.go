@@ -38,6 +38,10 @@ type condition struct {
 	once    sync.Once
 	program cel.Program
 	err     error // of the program
+
+	partlyOnce sync.Once
+	partly     cel.Program // evaluates with some variables unknown
+	partlyErr  error
 }
 
 // A syntaxError has the place of an error in an expression: line and column, counted
@@ -74,7 +78,7 @@ var Variables = []struct{ Name, Type, Meaning string }{
 	{"to", "list(string)", "every recipient, Bcc too, lower case, the domain in ASCII"},
 	{"domains", "list(string)", "the recipients' domains, each once, in ASCII: xn--mnchen-3ya.de"},
 	{"listed", "bool", "the inbox's allow list has every recipient"},
-	{"size", "int", "bytes"},
+	{"size", "int", "bytes: of the mail, or of a request's body"},
 	{"files", "list(file)", "attachments, each with name, type, size (bytes) and ext (\".pdf\")"},
 	{"flags", "list(string)", "what content checks found: secret, private_key, personal_data, hidden_text, …"},
 	{"sandbox", "string", "id of the sandbox that proposed it, or empty"},
@@ -83,6 +87,12 @@ var Variables = []struct{ Name, Type, Meaning string }{
 	{"time", "timestamp", "when it was proposed"},
 	{"hour", "int", "of time, 0 to 23, in the document's zone"},
 	{"weekday", "string", "of time, mon to sun, in the document's zone"},
+	{"host", "string", "of a request (net.request, secret.use): its host, lower case, without port; empty for other kinds"},
+	{"method", "string", "of a request: GET, POST, …"},
+	{"path", "string", "of a request: escaped, begins with /"},
+	{"query", "map(string, list(string))", "of a request: the values of each parameter"},
+	{"headers", "map(string, string)", "of a request: header fields by their names in lower case"},
+	{"secrets", "list(string)", "names of the secrets that are put on a request"},
 	{"detail", "map(string, string)", "what this kind alone has: host and port of a connection, the mode asked for"},
 }
 
@@ -98,6 +108,9 @@ var environment = sync.OnceValues(func() (*cel.Env, error) {
 		cel.Variable("template", cel.StringType), cel.Variable("history", history), cel.Variable("time", cel.TimestampType),
 		cel.Variable("hour", cel.IntType), cel.Variable("weekday", cel.StringType),
 		cel.Variable("detail", cel.MapType(cel.StringType, cel.StringType)),
+		cel.Variable("host", cel.StringType), cel.Variable("method", cel.StringType), cel.Variable("path", cel.StringType),
+		cel.Variable("query", cel.MapType(cel.StringType, list)), cel.Variable("headers", cel.MapType(cel.StringType, cel.StringType)),
+		cel.Variable("secrets", list),
 		// 'mail.example.com'.under('example.com'), and the domain itself. With
 		// endsWith alone notexample.com is let through, too.
 		cel.Function("under", cel.MemberOverload("string_under_string", []*cel.Type{cel.StringType, cel.StringType}, cel.BoolType,
@@ -194,6 +207,38 @@ func (c *condition) holds(facts map[string]any) (ok bool, cost uint64, err error
 	return b, cost, nil
 }
 
+// possible reports whether the condition could hold if known are the values of some
+// variables and nothing is known of the others. It is true where that cannot be
+// found out.
+func (c *condition) possible(known map[string]any) bool {
+	c.partlyOnce.Do(func() {
+		env, err := environment()
+		if err == nil {
+			c.partly, err = env.Program(c.ast, cel.EvalOptions(cel.OptPartialEval), cel.CostLimit(maxCost), cel.MemoryLimit(maxMemory))
+		}
+		c.partlyErr = err
+	})
+	if c.partlyErr != nil {
+		return true
+	}
+	var unknown []*cel.AttributePatternType
+	for _, v := range Variables {
+		if _, ok := known[v.Name]; !ok {
+			unknown = append(unknown, cel.AttributePattern(v.Name))
+		}
+	}
+	vars, err := cel.PartialVars(known, unknown...)
+	if err != nil {
+		return true
+	}
+	v, _, err := c.partly.Eval(vars)
+	if err != nil {
+		return true
+	}
+	b, isBool := v.(types.Bool)
+	return !isBool || bool(b) // an unknown is not a bool
+}
+
 // facts returns the values of a condition's variables for r.
 func (d *Document) facts(r Request) map[string]any {
 	files := make([]fileFacts, len(r.Files))
@@ -204,12 +249,26 @@ func (d *Document) facts(r Request) map[string]any {
 	if detail == nil {
 		detail = map[string]string{}
 	}
+	h := HTTP{}
+	if r.HTTP != nil {
+		h = *r.HTTP
+	}
+	if h.Query == nil {
+		h.Query = map[string][]string{}
+	}
+	if h.Headers == nil {
+		h.Headers = map[string]string{}
+	}
+	if h.Secrets == nil {
+		h.Secrets = []string{}
+	}
 	local := r.Time.In(d.zone)
 	return map[string]any{
 		"kind": string(r.Kind), "mode": string(r.Mode), "inbox": r.Inbox, "via": r.Via, "from": r.From, "to": addresses(r.To), "domains": domains(r.To),
 		"listed": r.Listed, "size": r.Size, "files": files, "flags": lower(r.Flags), "sandbox": r.Sandbox, "template": r.Template,
 		"history": historyFacts{r.History.Sent, int64(r.History.Known), r.History.Replies},
 		"time":    r.Time, "hour": int64(local.Hour()), "weekday": weekdays[local.Weekday()], "detail": detail,
+		"host": h.Host, "method": h.Method, "path": h.Path, "query": h.Query, "headers": h.Headers, "secrets": h.Secrets,
 	}
 }
 

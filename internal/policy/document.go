@@ -85,6 +85,36 @@ func (d *Document) Mentions(kind Kind) bool {
 	return slices.ContainsFunc(d.clauses, func(c Clause) bool { return c.about(kind) })
 }
 
+// Names reports whether the rule with this ID names the given kind itself. A rule
+// without kinds is about all of them and names none.
+func (d *Document) Names(id string, kind Kind) bool {
+	return slices.ContainsFunc(d.clauses, func(c Clause) bool { return c.ID == id && slices.Contains(c.Kinds, kind) })
+}
+
+// Concerns reports whether a rule that names the given kind could match a request
+// to host. All but the kind and the host counts as unknown, and a condition that
+// cannot be evaluated could match.
+func (d *Document) Concerns(kind Kind, host string) bool {
+	var known map[string]any
+	for i := range d.clauses {
+		c := &d.clauses[i]
+		if !slices.Contains(c.Kinds, kind) {
+			continue
+		}
+		if c.cond == nil {
+			return true
+		}
+		if known == nil {
+			to := []string{Address(host)}
+			known = map[string]any{"kind": string(kind), "host": host, "to": to, "domains": domains(to)}
+		}
+		if c.cond.possible(known) {
+			return true
+		}
+	}
+	return false
+}
+
 func (c *Clause) about(kind Kind) bool { return len(c.Kinds) == 0 || slices.Contains(c.Kinds, kind) }
 
 var (

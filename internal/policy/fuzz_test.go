@@ -44,6 +44,8 @@ func FuzzParseTrials(f *testing.F) {
 	for _, s := range []string{
 		"tests:\n  - {name: a, request: {kind: email.send}, want: ask}\n",
 		"tests:\n  - name: a\n    request:\n      kind: email.send\n      mode: autonomous\n      to: [a@b.test]\n      files: [{name: a, type: b, size: 1}]\n      flags: [secret]\n      history: {sent: 1, known: 1, replies: true}\n      time: 2026-01-01T00:00:00Z\n      detail: {a: b}\n      listed: true\n      size: 12\n    want: deny\n    rule: ''\n    approvers: 2\n    who: [a]\n    within: 1h\n    step_up: false\n",
+		"tests:\n  - name: a\n    request: {kind: net.request, host: API.example, method: GET, path: /a, query: {q: [x, y]}, headers: {Accept: '*/*'}, secrets: [github], size: 3}\n    want: allow\n",
+		"tests:\n- {name: a, request: {kind: net.request, query: [1]}, want: ask}", "tests:\n- {name: a, request: {kind: net.request, query: {a: b}, headers: {a: [b]}}, want: ask}",
 		"tests: []", "", "tests: [1]", "tests:\n- {name: a, request: {kind: net.connect, detail: [1]}}",
 	} {
 		f.Add([]byte(s))
@@ -71,7 +73,9 @@ func FuzzDecide(f *testing.F) {
 		"true", "'secret' in flags", "to.all(a, to.all(b, a == b))", "files.exists(f, f.ext == '.exe')", "detail['x'] == 'y'", "10 / size > 1", "time.getHours('Europe/Berlin') == 1",
 		"inbox.matches('(a+)+$')", "policy.fileFacts{name: 'x'}.ext == ''", "[to].map(x, x.map(y, y + y)).size() > 0", "duration('1h') > time - timestamp(0)", "dyn(1) == dyn('x')", "string(history) == ''", "b'\\xff' == bytes(from)",
 		"{'a': to}.a.size() > 9223372036854775807", "-9223372036854775808 == size - 9223372036854775807", "type(files[0]) == type(history)", "has(history.sent) && has(detail.x)",
+		"host.under('example.com') && method == 'POST' && path.startsWith('/v1/')", "query.exists(k, 'x' in query[k])", "headers['content-type'] == 'text/plain' || size(secrets) > 0", "query['a'][1] == secrets[0]",
 	} {
+		f.Add(when, []byte(`{"kind":"net.request","to":["api.example.com"],"size":9,"http":{"host":"api.example.com","method":"POST","path":"/v1/x","query":{"a":["b"]},"headers":{"content-type":"text/plain"},"secrets":["github"]}}`))
 		f.Add(when, []byte(`{"kind":"email.send","mode":"autonomous","to":["a@b.test"],"files":[{"name":"a.exe"}],"flags":["secret"],"detail":{"x":"y"}}`))
 	}
 	f.Fuzz(func(t *testing.T, when string, request []byte) {
@@ -87,6 +91,7 @@ func FuzzDecide(f *testing.F) {
 		if err != nil {
 			return
 		}
+		d.Concerns(policy.KindRequest, "example.com") // must not panic
 		v, steps := policy.Explain(d, r)
 		if w := policy.Decide(d, r); !reflect.DeepEqual(v, w) {
 			t.Errorf("got %+v and %+v for the same", v, w)

@@ -84,6 +84,7 @@ var kindRows = []kindRow{
 	{
 		kind: KindRequest, means: "code in a sandbox makes an HTTP request", title: "Request", subject: "A request out of a sandbox",
 		detail: []string{"url"}, within: time.Hour,
+		byMode: requestByMode,
 	},
 	{
 		kind: KindSecret, means: "the wall puts a secret on a request of a sandbox", title: "Use of a secret", subject: "A use of a secret",
@@ -217,6 +218,12 @@ func trashByMode(r Request) Verdict {
 		return allowedIn(r.Mode, "moving to the trash needs no approval")
 	}
 	return askedIn(r.Mode, "moving to the trash needs approval")
+}
+
+// requestByMode allows: the lists of the sandbox and the rules about connections
+// have let it connect to the host.
+func requestByMode(Request) Verdict {
+	return Verdict{Effect: Allow, Reason: "no rule is about this request, and its sandbox may connect to the host"}
 }
 
 // copyByMode always allows. The daemon makes the copy itself, of mail that was

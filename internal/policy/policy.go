@@ -34,6 +34,18 @@ type Request struct {
 	History  History           `json:"history,omitzero"`
 	Time     time.Time         `json:"time,omitzero"`
 	Detail   map[string]string `json:"detail,omitempty"` // what the kind alone has: the mode asked for, the address and port
+	HTTP     *HTTP             `json:"http,omitempty"`   // of requests and of secrets that are put on them; else nil
+}
+
+// HTTP is what policy knows of an HTTP request. Where a secret's value belongs it
+// has the secret's sentinel.
+type HTTP struct {
+	Host    string              `json:"host"`   // lower case, without port
+	Method  string              `json:"method"` // upper case
+	Path    string              `json:"path"`   // escaped, normalized as in RFC 3986 section 6.2.2
+	Query   map[string][]string `json:"query,omitempty"`
+	Headers map[string]string   `json:"headers,omitempty"` // by names in lower case; several values are joined by ", "
+	Secrets []string            `json:"secrets,omitempty"` // names of the secrets that are put in
 }
 
 // An Attachment is a file of a [Request].

@@ -168,6 +168,12 @@ func parseTrial(n *yaml.Node, path string) (t Trial, err error) {
 // conditions.
 func parseRequest(n *yaml.Node, path string) (r Request, err error) {
 	r.Time = trialTime
+	http := func() *HTTP {
+		if r.HTTP == nil {
+			r.HTTP = &HTTP{}
+		}
+		return r.HTTP
+	}
 	text := func(to *string) func(*yaml.Node, string) error {
 		return func(n *yaml.Node, path string) (err error) {
 			*to, err = text0(n, path, 1000)
@@ -245,25 +251,50 @@ func parseRequest(n *yaml.Node, path string) (r Request, err error) {
 			}
 			return nil
 		},
+		"host": func(n *yaml.Node, path string) (err error) {
+			http().Host, err = text1(n, path, 253)
+			r.HTTP.Host = strings.ToLower(r.HTTP.Host)
+			return err
+		},
+		"method": func(n *yaml.Node, path string) (err error) {
+			http().Method, err = text1(n, path, 64)
+			return err
+		},
+		"path": func(n *yaml.Node, path string) (err error) {
+			http().Path, err = text1(n, path, 4000)
+			return err
+		},
+		"query": func(n *yaml.Node, path string) error {
+			http().Query = map[string][]string{}
+			return eachPair(n, path, "lists of texts", func(k string, n *yaml.Node, path string) (err error) {
+				r.HTTP.Query[k], err = texts(n, path, maxFacts)
+				return err
+			})
+		},
+		"headers": func(n *yaml.Node, path string) error {
+			http().Headers = map[string]string{}
+			return eachPair(n, path, "texts", func(k string, n *yaml.Node, path string) (err error) {
+				r.HTTP.Headers[strings.ToLower(k)], err = text0(n, path, 1000)
+				return err
+			})
+		},
+		"secrets": func(n *yaml.Node, path string) (err error) {
+			http().Secrets, err = texts(n, path, maxFacts)
+			return err
+		},
 		"detail": func(n *yaml.Node, path string) error {
-			if err := plain(n, path); err != nil || n.Kind != yaml.MappingNode || len(n.Content) > 2*maxFacts {
-				return wrong(n, path, "must be at most %d names with texts", maxFacts)
-			}
 			r.Detail = map[string]string{}
-			for i := 0; i+1 < len(n.Content); i += 2 {
-				k, err := text1(n.Content[i], path, maxID)
-				if err != nil {
-					return err
-				}
-				if r.Detail[k], err = text0(n.Content[i+1], join(path, clip(k)), 1000); err != nil {
-					return err
-				}
-			}
-			return nil
+			return eachPair(n, path, "texts", func(k string, n *yaml.Node, path string) (err error) {
+				r.Detail[k], err = text0(n, path, 1000)
+				return err
+			})
 		},
 	})
 	if err == nil && r.Kind == "" {
 		err = wrong(n, path+".kind", "is missing")
+	}
+	if len(r.To) == 0 && r.HTTP != nil && r.HTTP.Host != "" {
+		r.To = []string{r.HTTP.Host} // as it is of every request
 	}
 	if r.Mode == "" && strings.HasPrefix(string(r.Kind), "email.") {
 		r.Mode = GatedSend // the default of new inboxes
@@ -279,4 +310,21 @@ func texts(n *yaml.Node, path string, most int) (out []string, err error) {
 		return err
 	})
 	return out, err
+}
+
+// eachPair calls f with each name of a mapping with any names, and its value.
+func eachPair(n *yaml.Node, path, of string, f func(k string, n *yaml.Node, path string) error) error {
+	if err := plain(n, path); err != nil || n.Kind != yaml.MappingNode || len(n.Content) > 2*maxFacts {
+		return wrong(n, path, "must be at most %d names with %s", maxFacts, of)
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k, err := text1(n.Content[i], path, maxID)
+		if err != nil {
+			return err
+		}
+		if err := f(k, n.Content[i+1], join(path, clip(k))); err != nil {
+			return err
+		}
+	}
+	return nil
 }
