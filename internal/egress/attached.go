@@ -300,9 +300,16 @@ func (a *attached) update(ctx context.Context, rules *policy.Outbound) {
 	}
 	var cuts []cut
 	a.mu.Lock()
+	// A connection that left in another way must not stay: its creator believes that
+	// everything goes through the new proxy.
+	moved := !sameProxy(a.rules.Load().Egress().Proxy, rules.Egress().Proxy)
 	a.rules.Store(rules)
 	for f := range a.flows {
-		if v := rules.Connect(f.conn); v.Effect != policy.Allow {
+		v := rules.Connect(f.conn)
+		if moved {
+			v = policy.Verdict{Effect: policy.Deny, Reason: "the sandbox's proxy has changed"}
+		}
+		if v.Effect != policy.Allow {
 			f.cancel()
 			cuts = append(cuts, cut{f, v.Reason})
 		}

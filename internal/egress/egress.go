@@ -92,6 +92,10 @@ type Config struct {
 	// Permit decides on connections that the lists allow. Nil: the lists decide.
 	Permit Permitter
 
+	// ProxyKey opens the passwords of sandboxes' proxies. Nil: sandboxes with a proxy
+	// connect to nothing.
+	ProxyKey *ProxyKey
+
 	Limits Limits // per sandbox
 }
 

@@ -289,7 +289,7 @@ func (a *attached) resolveFor(ctx context.Context, name string, dst netip.AddrPo
 func (a *attached) dialOut(ctx context.Context, f *flow, to netip.AddrPort) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.w.cfg.Limits.DialTimeout)
 	defer cancel()
-	up, err := a.w.cfg.Dial(ctx, "tcp", to.String())
+	up, err := a.dial(ctx, to)
 	if err != nil {
 		a.log.DebugContext(ctx, "allowed connection failed", "dst", f.dst, "dialed", to, "err", err)
 		return nil, err

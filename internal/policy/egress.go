@@ -83,6 +83,7 @@ type Connection struct {
 type Outbound struct {
 	internet, ceilingInternet bool
 	allow, deny, ceiling      entries
+	egress                    Egress
 }
 
 // entries is a parsed list.
@@ -114,7 +115,7 @@ func (c Ceiling) Validate() error {
 // NewOutbound returns the decisions for e within c. Its error wraps
 // [ErrInvalid].
 func NewOutbound(e Egress, c Ceiling) (*Outbound, error) {
-	o := &Outbound{internet: e.Internet, ceilingInternet: c.Internet}
+	o := &Outbound{internet: e.Internet, ceilingInternet: c.Internet, egress: e}
 	var err error
 	if o.allow, err = parseEntries("allowOut", e.AllowOut, true); err != nil {
 		return nil, err
@@ -135,6 +136,9 @@ func NewOutbound(e Egress, c Ceiling) (*Outbound, error) {
 	o.ceilingInternet = o.ceilingInternet || o.ceiling.all()
 	return o, nil
 }
+
+// Egress returns what the sandbox asked for. The caller does not change it.
+func (o *Outbound) Egress() *Egress { return &o.egress }
 
 // Connect decides on a connection. Reasons are sentences for people.
 func (o *Outbound) Connect(c Connection) Verdict {
