@@ -16,6 +16,7 @@ import (
 	"postern/internal/console"
 	"postern/internal/directory"
 	"postern/internal/e2bapi"
+	"postern/internal/egress"
 	"postern/internal/framing"
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
@@ -96,6 +97,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if d.smtp, err = d.smtpServer(); err != nil {
 		return err
 	}
+	if d.proxyKey, err = egress.NewProxyKey(key); err != nil {
+		return err
+	}
 	if d.wall, err = d.newWall(); err != nil {
 		return err
 	}
@@ -130,9 +134,10 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	}
 	d.fleet, err = sandbox.New(d.log, d.db, d.runtime, d.wall, sandbox.Config{
 		Server: d.server, Key: key, Dir: filepath.Join(d.conf.Data, "snapshots"), Base: d.base(templates), Prepare: prepare,
-		Pool:      sandbox.PoolConfig{Min: min(d.conf.PoolMin, d.conf.PoolMax), Max: d.conf.PoolMax, MemoryMB: d.conf.PoolMemoryMB},
-		Cold:      d.conf.Cold,
-		Snapshots: d.conf.Snapshots,
+		Pool:        sandbox.PoolConfig{Min: min(d.conf.PoolMin, d.conf.PoolMax), Max: d.conf.PoolMax, MemoryMB: d.conf.PoolMemoryMB},
+		Cold:        d.conf.Cold,
+		Snapshots:   d.conf.Snapshots,
+		CheckEgress: d.checkEgress,
 		CheckVolumes: func(ctx context.Context, project string, vs []sandbox.VolumeMount) error {
 			wants := make([]volume.Want, len(vs))
 			for i, v := range vs {
@@ -166,7 +171,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.sampler = sandbox.NewSampler(d.fleet)
 	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{ //nolint:contextcheck // its proxy uses each request's
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
-		Limits: d.conf.limits(), Volumes: d.vols, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook,
+		Limits: d.conf.limits(), Volumes: d.vols, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook, SealProxy: d.proxyKey.Seal,
 	})
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet, mcpserver.Config{
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS, Issuers: d.conf.OAuthIssuers,

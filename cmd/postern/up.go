@@ -121,6 +121,7 @@ type daemon struct {
 	doms        *domain.Registry
 	fleet       *sandbox.Fleet
 	wall        *egress.Wall
+	proxyKey    *egress.ProxyKey
 	vols        *volume.Store
 
 	runtime *gvisor.Runtime

@@ -67,6 +67,9 @@ type Config struct {
 	Logs     *sandbox.Logbook
 	// Limits are the rate limits of the control API; nil means [DefaultLimits].
 	Limits *Limits
+	// SealProxy encrypts the password of a sandbox's proxy for a project. Nil: proxies
+	// have no password.
+	SealProxy func(project string, p *policy.Proxy, password auth.Secret) error
 	// Volumes are the volumes of all projects; nil means that there are none.
 	Volumes *volume.Store
 }
@@ -278,6 +281,8 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 		status, msg = http.StatusNotFound, err.Error()
 	case errors.Is(err, template.ErrNotFound), errors.Is(err, directory.ErrNoInbox):
 		status, msg = http.StatusBadRequest, err.Error() // a field of the request is wrong, not its path
+	case errors.Is(err, policy.ErrPlaceholder):
+		status, msg = http.StatusBadRequest, "Network transform header contains a malformed E2B placeholder. "+err.Error()
 	case errors.Is(err, sandbox.ErrInvalid), errors.Is(err, errRequest), errors.Is(err, policy.ErrInvalid),
 		errors.Is(err, webhook.ErrInvalid), errors.Is(err, event.ErrInvalid):
 		status, msg = http.StatusBadRequest, err.Error()

@@ -1,13 +1,11 @@
 package e2bapi
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"time"
 
 	"postern/internal/auth"
-	"postern/internal/policy"
 	"postern/internal/sandbox"
 )
 
@@ -63,32 +61,6 @@ func (s *Server) refresh(w http.ResponseWriter, r *http.Request, who auth.Princi
 	}
 	d := timeoutOf(b.Duration, 15*time.Second)
 	if _, err := s.fleet.SetTimeout(r.Context(), who, shortID(r.PathValue("id")), d, true); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
-}
-
-// setNetwork replaces the network rules of a sandbox. Omitted fields are cleared,
-// as in E2B.
-func (s *Server) setNetwork(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	var b struct {
-		AllowOut       []string        `json:"allowOut"`
-		DenyOut        []string        `json:"denyOut"`
-		EgressProxy    json.RawMessage `json:"egressProxy"`
-		Rules          json.RawMessage `json:"rules"`
-		InternetAccess *bool           `json:"allow_internet_access"`
-	}
-	if err := decode(r, &b); err != nil {
-		return err
-	}
-	for field, v := range map[string]json.RawMessage{"egressProxy": b.EgressProxy, "rules": b.Rules} {
-		if given(v) {
-			return fmt.Errorf("%w: %s: %w", errRequest, field, errNotYet)
-		}
-	}
-	e := policy.Egress{Internet: b.InternetAccess == nil || *b.InternetAccess, AllowOut: b.AllowOut, DenyOut: b.DenyOut}
-	if err := s.fleet.SetEgress(r.Context(), who, shortID(r.PathValue("id")), e); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"postern/internal/auth"
-	"postern/internal/policy"
 	"postern/internal/sandbox"
 	"postern/internal/template"
 )
@@ -36,7 +34,7 @@ type newSandbox struct {
 	AutoPause       bool                  `json:"autoPause"`
 	AutoPauseMemory *bool                 `json:"autoPauseMemory"`
 	AutoResume      *autoResume           `json:"autoResume"`
-	IAM             json.RawMessage       `json:"iam"`
+	IAM             *iam                  `json:"iam"`
 	MCP             json.RawMessage       `json:"mcp"`
 	VolumeMounts    []sandbox.VolumeMount `json:"volumeMounts"`
 }
@@ -44,18 +42,6 @@ type newSandbox struct {
 // autoResume is E2B's object of that name in create.
 type autoResume struct {
 	Enabled bool `json:"enabled"`
-}
-
-// network holds the network settings of create. RawMessage fields are refused if
-// they are given.
-type network struct {
-	AllowOut           []string        `json:"allowOut"`
-	DenyOut            []string        `json:"denyOut"`
-	AllowPublicTraffic *bool           `json:"allowPublicTraffic"`
-	MaskRequestHost    string          `json:"maskRequestHost"`
-	HTTPSPorts         []int           `json:"httpsPorts"`
-	EgressProxy        json.RawMessage `json:"egressProxy"`
-	Rules              json.RawMessage `json:"rules"`
 }
 
 // given reports whether an optional field has a value.
@@ -66,27 +52,10 @@ func given(m json.RawMessage) bool {
 
 // refuse returns an error for the first field that this version does not support.
 func (b *newSandbox) refuse() error {
-	refused := map[string]bool{"iam": given(b.IAM), "mcp": given(b.MCP)}
-	if n := b.Network; n != nil {
-		refused["network.egressProxy"] = given(n.EgressProxy)
-		refused["network.rules"] = given(n.Rules)
-	}
-	for _, field := range slices.Sorted(maps.Keys(refused)) {
-		if refused[field] {
-			return fmt.Errorf("%w: %s: %w", errRequest, field, errNotYet)
-		}
+	if given(b.MCP) {
+		return fmt.Errorf("%w: mcp: %w", errRequest, errNotYet)
 	}
 	return nil
-}
-
-// egress returns the requested network rules. As in E2B, the default is the whole
-// Internet; the project's ceiling limits it.
-func (b *newSandbox) egress() (policy.Egress, error) {
-	e := policy.Egress{Internet: b.InternetAccess == nil || *b.InternetAccess}
-	if b.Network != nil {
-		e.AllowOut, e.DenyOut = b.Network.AllowOut, b.Network.DenyOut
-	}
-	return e, e.Validate()
 }
 
 // options returns the other requested settings.
@@ -143,7 +112,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 	if err := b.refuse(); err != nil {
 		return err
 	}
-	egress, err := b.egress()
+	egress, err := s.egress(who, &b)
 	if err != nil {
 		return err
 	}
@@ -257,7 +226,8 @@ func (s *Server) get(w http.ResponseWriter, r *http.Request, who auth.Principal)
 	// The effective value, which is lower than requested if the project's ceiling
 	// is.
 	m["allowInternetAccess"] = i.Egress.Internet && s.conf.Ceiling.Internet
-	network := map[string]any{"allowOut": orEmpty(i.Egress.AllowOut), "denyOut": orEmpty(i.Egress.DenyOut), "allowPublicTraffic": i.Options.Traffic.Public}
+	network := networkOf(i.Egress)
+	network["allowPublicTraffic"] = i.Options.Traffic.Public
 	if h := i.Options.Traffic.MaskHost; h != "" {
 		network["maskRequestHost"] = h
 	}

@@ -128,6 +128,47 @@ func (e *Egress) RuleSecrets() map[string][]string {
 	return out
 }
 
+// Redacted returns e for the record: without the password of the proxy, and without
+// the text of header values, in which a caller may have written a credential.
+func (e Egress) Redacted() Egress {
+	if e.Proxy != nil {
+		p := *e.Proxy
+		p.Sealed = nil
+		e.Proxy = &p
+	}
+	rules := map[string][]Rule{}
+	for host, list := range e.Rules {
+		out := []Rule{}
+		for _, r := range list {
+			headers := map[string]string{}
+			for name, value := range r.Headers {
+				headers[name] = redact(value)
+			}
+			out = append(out, Rule{Headers: headers})
+		}
+		rules[host] = out
+	}
+	e.Rules = rules
+	return e
+}
+
+// redact returns a header template with "…" instead of its text.
+func redact(value string) string {
+	var b strings.Builder
+	parts, _ := ParseTemplate(value) // validated
+	for _, p := range parts {
+		switch {
+		case p.Secret != "":
+			b.WriteString("${e2b.secrets." + p.Secret + "}")
+		case p.Token != "":
+			b.WriteString("${e2b.identity.tokens." + p.Token + "}")
+		default:
+			b.WriteString("…")
+		}
+	}
+	return b.String()
+}
+
 // NewRules returns rules in the form that [Egress.Rules] has: host names in lower
 // case and canonical header names. Its error wraps [ErrInvalid], and
 // [ErrPlaceholder] for a malformed placeholder. tokens are those that placeholders

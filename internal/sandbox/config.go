@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/policy"
 )
 
 // Config is what the operator sets for all sandboxes.
@@ -28,6 +29,9 @@ type Config struct {
 	// Inboxes lends inboxes to sandboxes. Nil means that a request with an inbox
 	// key is refused.
 	Inboxes Inboxes
+	// CheckEgress returns an error unless a sandbox of who's project may have e, which
+	// is valid in itself: it checks what e names. Nil means no check.
+	CheckEgress func(ctx context.Context, who auth.Principal, e policy.Egress) error
 	// CheckVolumes returns an error unless a sandbox of the project may mount
 	// these volumes. It is called before anything is started. Nil means no check.
 	CheckVolumes func(ctx context.Context, project string, vs []VolumeMount) error

@@ -94,11 +94,16 @@ func checkMap(field string, m map[string]string) error {
 	return nil
 }
 
-// checkAttachments returns an error unless who's project has the volumes of r,
-// and the inbox key of r opens its inbox. It starts nothing.
+// checkAttachments returns an error unless who's project has the volumes of r and
+// what its network rules name, and the inbox key of r opens its inbox. It starts nothing.
 func (f *Fleet) checkAttachments(ctx context.Context, who auth.Principal, r Request) error {
 	if len(r.Options.Volumes) > 0 && f.conf.CheckVolumes != nil {
 		if err := f.conf.CheckVolumes(ctx, who.Project, r.Options.Volumes); err != nil {
+			return err
+		}
+	}
+	if f.conf.CheckEgress != nil {
+		if err := f.conf.CheckEgress(ctx, who, r.Egress); err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -314,13 +315,11 @@ func (f *Fleet) setTimeout(ctx context.Context, who auth.Principal, s Info, d ti
 	return s, err
 }
 
-// SetEgress replaces the network rules of a sandbox of who's project. Connections
-// that the new rules forbid are cut.
+// SetEgress replaces the network rules of a sandbox of who's project. Its identity
+// tokens, attached secrets and package registries stay as it was created with them.
+// Connections that the new rules forbid are cut.
 func (f *Fleet) SetEgress(ctx context.Context, who auth.Principal, id string, e policy.Egress) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
-		return err
-	}
-	if err := e.Validate(); err != nil {
 		return err
 	}
 	ctx, l, s, err := f.claimFor(ctx, who, id)
@@ -329,6 +328,19 @@ func (f *Fleet) SetEgress(ctx context.Context, who auth.Principal, id string, e 
 	}
 	defer f.release(l)
 	old := s.Egress
+	e.Tokens, e.Secrets, e.Packages = old.Tokens, old.Secrets, old.Packages
+	if err := e.Validate(); err != nil {
+		return err
+	}
+	if f.conf.CheckEgress != nil {
+		if err := f.conf.CheckEgress(ctx, who, e); err != nil {
+			return err
+		}
+	}
+	redacted, err := json.Marshal(e.Redacted())
+	if err != nil {
+		return err
+	}
 	s.Egress = e
 	// The network first, then the record: if the server crashes in between, the
 	// sandbox has the new rules and not more than its owner asked for.
@@ -339,7 +351,7 @@ func (f *Fleet) SetEgress(ctx context.Context, who auth.Principal, id string, e 
 	}
 	err = f.rows.record(ctx, who, &s, change{
 		from: []State{Running, Paused}, to: s.State, verb: audit.SandboxNetwork, event: event.Updated,
-		fields: audit.Fields{"allow": fmt.Sprint(e.AllowOut), "deny": fmt.Sprint(e.DenyOut), "internet": strconv.FormatBool(e.Internet)},
+		fields: audit.Fields{"allow": fmt.Sprint(e.AllowOut), "deny": fmt.Sprint(e.DenyOut), "internet": strconv.FormatBool(e.Internet), "egress": string(redacted)},
 	})
 	if err != nil && l.up {
 		err = errors.Join(err, f.network.Update(ctx, s.Principal(), old))

@@ -127,14 +127,15 @@ func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error
 	metadata, err1 := json.Marshal(s.Metadata)
 	egress, err2 := json.Marshal(s.Egress)
 	options, err3 := json.Marshal(s.Options)
-	if err := errors.Join(err1, err2, err3); err != nil {
+	redacted, err4 := json.Marshal(s.Egress.Redacted())
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return err
 	}
 	return g.db.Update(ctx, func(tx *store.Tx) error {
 		// The audit entry comes first: it takes the lock that makes the count below
 		// exact.
 		err := audit.Append(ctx, tx, who, audit.SandboxCreate, s.ID, audit.Fields{
-			"template": s.Template, "inbox": s.Inbox, "egress": string(egress), "metadata": string(metadata), "options": string(options),
+			"template": s.Template, "inbox": s.Inbox, "egress": string(redacted), "metadata": string(metadata), "options": string(options),
 		})
 		if err != nil {
 			return err
