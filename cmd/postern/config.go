@@ -98,6 +98,12 @@ type Config struct {
 	EgressAllow []string // addresses, CIDR prefixes and names that sandboxes may be allowed besides
 	DNS         string   // IP address and port of the DNS server that is asked for sandboxes; empty means that of Resolver, and the system's if there is none either
 
+	// Where the key comes from under which secrets are encrypted; at most one, and
+	// empty means that POSTERN_SECRETS_KEY holds it, or else that it is derived from
+	// the server's key.
+	SecretsKeyFile    string
+	SecretsKeyCommand string // run by /bin/sh; prints the key
+
 	Sandboxes    string        // "on" or "off": whether this server runs sandboxes, or mail and people alone
 	MaxSandboxes int           // at the same time
 	CPUs         float64       // cores of each sandbox
@@ -164,6 +170,8 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Egress, "egress", "deny", "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
 	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
 	fs.StringVar(&c.DNS, "dns", "", "`address:port` of the DNS server for names that sandboxes look up (default: that of --resolver, or the system's)")
+	pathVar(fs, &c.SecretsKeyFile, "secrets-key-file", "", "`file` of the key under which secrets are encrypted: 32 bytes as 64 hexadecimal digits or base64 (default: the environment's POSTERN_SECRETS_KEY, or else a key derived from server.key). See docs/reference/secrets.md")
+	fs.StringVar(&c.SecretsKeyCommand, "secrets-key-command", "", "`command` that prints that key, run once at the start by /bin/sh")
 	fs.StringVar(&c.Sandboxes, "sandboxes", "on", "on or off: whether this server runs sandboxes. Only one server of a PostgreSQL database does; start further ones, for mail and people, with off")
 	fs.IntVar(&c.MaxSandboxes, "max-sandboxes", 50, "sandboxes at the same time")
 	fs.Float64Var(&c.CPUs, "cpus", 2, "cores of each sandbox")
@@ -394,7 +402,7 @@ func checkEnvironment() error {
 	known := settings()
 	for _, kv := range os.Environ() {
 		name, _, _ := strings.Cut(kv, "=")
-		if strings.HasPrefix(name, "POSTERN_") && !strings.HasPrefix(name, "POSTERN_TEST_") && !known[name] && !slices.Contains(clientVariables, name) {
+		if strings.HasPrefix(name, "POSTERN_") && !strings.HasPrefix(name, "POSTERN_TEST_") && !known[name] && name != secretsKeyVariable && !slices.Contains(clientVariables, name) {
 			return fmt.Errorf("the environment sets %s, which is no setting; postern help up lists them", name)
 		}
 	}

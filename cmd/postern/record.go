@@ -23,6 +23,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/rulebook"
+	"postern/internal/secret"
 	"postern/internal/signing"
 	"postern/internal/sink"
 	"postern/internal/store"
@@ -132,7 +133,7 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 func sealedTables() []store.Sealed {
 	return []store.Sealed{
 		auth.SealedPeople(), auth.SealedChanges(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(), notify.SealedLinks(), notify.SealedCodes(),
-		rulebook.SealedVersions(), directory.Sealed(), mailbox.SealedAllowed(), delivery.Sealed(),
+		rulebook.SealedVersions(), directory.Sealed(), mailbox.SealedAllowed(), delivery.Sealed(), secret.Sealed(),
 	}
 }
 

@@ -31,6 +31,7 @@ import (
 	"postern/internal/sandbox/gvisor"
 	"postern/internal/sandbox/keeper"
 	"postern/internal/scrub"
+	"postern/internal/secret"
 	"postern/internal/signing"
 	"postern/internal/sink"
 	"postern/internal/smtpserver"
@@ -123,6 +124,7 @@ type daemon struct {
 	wall        *egress.Wall
 	proxyKey    *egress.ProxyKey
 	vols        *volume.Store
+	secrets     *secret.Store
 
 	runtime *gvisor.Runtime
 	hold    *store.Hold    // on the sandboxes of the database; nil without sandboxes
@@ -151,6 +153,9 @@ type daemon struct {
 func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	log, err := newLogger(c.LogLevel)
 	if err != nil {
+		return err
+	}
+	if err := withoutCore(); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(c.Data, 0o700); err != nil {

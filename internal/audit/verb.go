@@ -141,6 +141,12 @@ const (
 	SandboxFailed       Verb = "sandbox.failed"
 	SandboxLost         Verb = "sandbox.lost"
 
+	SecretCreate      Verb = "secret.create"
+	SecretUpdate      Verb = "secret.update"
+	SecretRotate      Verb = "secret.rotate"
+	SecretDelete      Verb = "secret.delete"
+	SecretMisdirected Verb = "secret.misdirected"
+
 	SendingSuspend Verb = "sending.suspend"
 	SendingLift    Verb = "sending.lift"
 
@@ -322,6 +328,12 @@ var verbs = map[Verb]verbRow{
 	SandboxKilled:       {Info, "sandbox ended"},
 	SandboxFailed:       {Warning, "sandbox could not start"},
 	SandboxLost:         {Warning, "sandbox lost"},
+
+	SecretCreate:      {Notice, "secret created"},
+	SecretUpdate:      {Notice, "secret changed"},
+	SecretRotate:      {Notice, "secret replaced"},
+	SecretDelete:      {Notice, "secret deleted"},
+	SecretMisdirected: {Error, "secret sent to a host that it does not belong to; refused"},
 
 	SendingSuspend: {Warning, "sending suspended for its reputation"},
 	SendingLift:    {Info, "suspension lifted"},
