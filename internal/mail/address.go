@@ -56,6 +56,34 @@ func ParseAddress(field, s string) (Address, error) {
 	return Address{Name: a.Name, Addr: addr}, nil
 }
 
+// ParseAddresses reads a list of addresses that are separated by commas, each as
+// strictly as [ParseAddress]. The error is a [FieldError] with the given field.
+func ParseAddresses(field, s string) ([]Address, error) {
+	if err := checkLine(field, s); err != nil {
+		return nil, err
+	}
+	if outside, _ := unquoted(s); strings.ContainsAny(outside, "():;") {
+		return nil, fieldErr(field, "%s has a comment or a group, write only Name <local@domain>, …", quote(s))
+	}
+	p := netmail.AddressParser{WordDecoder: wordDecoder}
+	read, err := p.ParseList(s)
+	if err != nil {
+		return nil, fieldErr(field, "%s is not a list of addresses", quote(s))
+	}
+	out := make([]Address, 0, len(read))
+	for _, a := range read {
+		addr, err := CheckAddr(field, a.Address)
+		if err != nil {
+			return nil, err
+		}
+		if bad := controls(a.Name); bad != "" || strings.Contains(a.Name, "=?") || len(a.Name) > 255 {
+			return nil, fieldErr(field, "%s has a display name that is too long or has control characters or =?", quote(s))
+		}
+		out = append(out, Address{Name: a.Name, Addr: addr})
+	}
+	return out, nil
+}
+
 // CheckAddr checks a bare local@domain and returns it with its domain in lower
 // case. Quoted local parts, domain literals and addresses for numeric hosts
 // are refused: nobody's mailbox needs them and parsers disagree about them.
