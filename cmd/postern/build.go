@@ -24,6 +24,7 @@ import (
 	"postern/internal/notary"
 	"postern/internal/oversight"
 	"postern/internal/people"
+	"postern/internal/permit"
 	"postern/internal/policy"
 	"postern/internal/rulebook"
 	"postern/internal/sandbox"
@@ -74,6 +75,8 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.gate.Handle(policy.KindChange, d.book)
 	d.connections = connection.New(d.log, d.db, d.book, d.gate, 0)
 	d.gate.Handle(policy.KindConnect, d.connections)
+	d.permits = permit.New(d.log, d.db, d.gate, d.conf.permits())
+	d.gate.Handle(policy.KindPermit, d.permits)
 	inbox, err := parseLimits(d.conf.InboxLimits)
 	if err != nil {
 		return err

@@ -94,6 +94,8 @@ type Config struct {
 
 	HTTPS bool // people reach the console through a TLS proxy: its cookie is marked Secure
 
+	PermitSettings // what they can be allowed beyond that
+
 	Egress      string   // "deny" or "allow": the most that sandboxes may be allowed
 	EgressAllow []string // addresses, CIDR prefixes and names that sandboxes may be allowed besides
 	DNS         string   // IP address and port of the DNS server that is asked for sandboxes; empty means that of Resolver, and the system's if there is none either
@@ -169,6 +171,7 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.HTTPS, "https", false, "people reach the console through a proxy that does TLS: its cookie is then sent over https only")
 	fs.StringVar(&c.Egress, "egress", "deny", "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
 	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
+	c.PermitSettings.flags(fs)
 	fs.StringVar(&c.DNS, "dns", "", "`address:port` of the DNS server for names that sandboxes look up (default: that of --resolver, or the system's)")
 	pathVar(fs, &c.SecretsKeyFile, "secrets-key-file", "", "`file` of the key under which secrets are encrypted: 32 bytes as 64 hexadecimal digits or base64 (default: the environment's POSTERN_SECRETS_KEY, or else a key derived from server.key). See docs/reference/secrets.md")
 	fs.StringVar(&c.SecretsKeyCommand, "secrets-key-command", "", "`command` that prints that key, run once at the start by /bin/sh")
@@ -262,6 +265,7 @@ func (c *Config) validate() error {
 	c.DeliverTo.validate(c.Relay, bad)
 	c.Notices.validate(c, bad)
 	c.RecordTo.validate(bad)
+	c.PermitSettings.validate(bad)
 	if _, err := domain.ASCII(cmp.Or(c.MailHost, c.MailDomain)); err != nil {
 		bad("mail-host", "%q is not a host name", c.MailHost)
 	}

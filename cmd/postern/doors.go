@@ -75,7 +75,7 @@ func (d *daemon) newWall() (*egress.Wall, error) {
 		}
 	}
 	return egress.New(d.log, egress.Config{
-		Ceiling: d.conf.ceiling(), Resolver: resolver, Record: d.note, Inner: d.inner, SMTP: d.smtp.ServeConn, Permit: d.connections, ProxyKey: d.proxyKey,
+		Ceiling: d.conf.ceiling(), Resolver: resolver, Record: d.note, Inner: d.inner, SMTP: d.smtp.ServeConn, Permit: d.connections, ProxyKey: d.proxyKey, Grants: d.permits,
 	})
 }
 

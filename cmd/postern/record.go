@@ -22,6 +22,7 @@ import (
 	"postern/internal/notify"
 	"postern/internal/oversight"
 	"postern/internal/people"
+	"postern/internal/permit"
 	"postern/internal/rulebook"
 	"postern/internal/secret"
 	"postern/internal/signing"
@@ -133,7 +134,7 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 func sealedTables() []store.Sealed {
 	return []store.Sealed{
 		auth.SealedPeople(), auth.SealedChanges(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(), notify.SealedLinks(), notify.SealedCodes(),
-		rulebook.SealedVersions(), directory.Sealed(), mailbox.SealedAllowed(), delivery.Sealed(), secret.Sealed(),
+		rulebook.SealedVersions(), directory.Sealed(), mailbox.SealedAllowed(), delivery.Sealed(), secret.Sealed(), permit.Sealed(),
 	}
 }
 

@@ -37,6 +37,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 		g.Go(func() error { return d.gate.RunRetention(ctx, d.conf.KeepActions) })
 	}
 	g.Go(func() error { return d.connections.Run(ctx) })
+	g.Go(func() error { return d.permits.Run(ctx, d.wall.Projects, d.wall.Recheck) })
 	g.Go(func() error { return d.post.RunForget(ctx) })
 	if d.conf.runsSandboxes() {
 		g.Go(func() error { return d.hold.Run(ctx) })

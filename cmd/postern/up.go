@@ -26,6 +26,7 @@ import (
 	"postern/internal/notify"
 	"postern/internal/oversight"
 	"postern/internal/people"
+	"postern/internal/permit"
 	"postern/internal/rulebook"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/gvisor"
@@ -115,6 +116,7 @@ type daemon struct {
 	sinks       *sink.Forwarder
 	book        *rulebook.Book
 	connections *connection.Admission
+	permits     *permit.Register
 	gate        *oversight.Gate
 	people      *people.People
 	post        *mailbox.PostOffice

@@ -94,6 +94,9 @@ const (
 	NotifyUnlink  Verb = "notify.unlink"
 	NotifyTest    Verb = "notify.test"
 
+	PermitGrant Verb = "permit.grant"
+	PermitEnd   Verb = "permit.end"
+
 	PersonInvite        Verb = "person.invite"
 	PersonWithdraw      Verb = "person.withdraw"
 	PersonRenew         Verb = "person.renew"
@@ -281,6 +284,9 @@ var verbs = map[Verb]verbRow{
 	NotifyLink:    {Info, "chat linked"},
 	NotifyUnlink:  {Info, "chat unlinked"},
 	NotifyTest:    {Info, "test notice sent"},
+
+	PermitGrant: {Notice, "network permit or use of a secret granted"},
+	PermitEnd:   {Notice, "permit ended before its time"},
 
 	PersonInvite:        {Notice, "person invited"},
 	PersonWithdraw:      {Notice, "invitation withdrawn"},

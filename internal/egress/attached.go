@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,12 +62,16 @@ type attached struct {
 
 // A flow is a connection to the outside. It exists from before the dial.
 type flow struct {
-	conn   policy.Connection // what policy allowed
-	dst    netip.AddrPort    // address that the sandbox connected to
-	asked  policy.Connection // what Config.Permit was asked about
-	why    string            // reason of Config.Permit; empty if the lists decided
-	cancel context.CancelFunc
-	last   atomic.Int64 // Unix nanoseconds of the last byte
+	conn  policy.Connection // what policy allowed
+	dst   netip.AddrPort    // address that the sandbox connected to
+	asked policy.Connection // what Config.Permit was asked about
+	why   string            // reason of Config.Permit; empty if the lists decided
+	// inspected means that each request on it is inspected, so that a grant for
+	// requests allows it.
+	inspected bool
+	allowed   string // reason of the lists or of a grant
+	cancel    context.CancelFunc
+	last      atomic.Int64 // Unix nanoseconds of the last byte
 }
 
 // idle closes f when it has carried no byte for limit.
@@ -249,35 +254,48 @@ func (a *attached) open(ctx context.Context, c policy.Connection, dst netip.Addr
 	f := &flow{conn: c, dst: dst, cancel: cancel, asked: w.asked, why: w.verdict.Reason}
 	f.last.Store(time.Now().UnixNano())
 	a.mu.Lock()
-	if a.closed || a.rules.Load().Connect(c).Effect != policy.Allow {
+	if a.closed {
 		a.mu.Unlock()
 		cancel()
 		return ctx, nil
 	}
 	a.flows[f] = struct{}{}
 	a.mu.Unlock()
-	// A switch may have been turned on since Permit decided. Either it finds this
-	// flow registered, or this check finds the switch.
-	if a.w.cfg.Permit != nil {
-		if v := a.w.cfg.Permit.MayContinue(ctx, a.who, f.asked); v.Effect != policy.Allow {
-			a.refuse(ctx, "tcp", dst, strings.Join(f.asked.Names, " "), v.Reason)
-			a.done(f)
-			return ctx, nil
-		}
+	// The rules may have changed, a grant may have ended or a switch may have been
+	// turned on since it was decided. Either that finds this flow registered, or this
+	// check finds it.
+	v := a.mayContinue(ctx, f)
+	if v.Effect != policy.Allow {
+		a.refuse(ctx, "tcp", dst, strings.Join(f.asked.Names, " "), v.Reason)
+		a.done(f)
+		return ctx, nil
 	}
+	f.allowed = v.Reason
 	return ctx, f
 }
 
-// recheck cuts the connections that Config.Permit no longer allows.
-func (a *attached) recheck(ctx context.Context) {
-	if a.w.cfg.Permit == nil {
-		return
+// mayContinue decides whether f is still allowed. The reason of an allowed one is
+// that of the lists, or of a grant.
+func (a *attached) mayContinue(ctx context.Context, f *flow) policy.Verdict {
+	v, inspect := a.connect(ctx, f.conn)
+	if v.Effect != policy.Allow || inspect && !f.inspected {
+		return policy.Verdict{Effect: policy.Deny, Rule: v.Rule, Reason: cmp.Or(v.Reason, "it is not allowed")}
 	}
+	if a.w.cfg.Permit != nil {
+		if p := a.w.cfg.Permit.MayContinue(ctx, a.who, f.asked); p.Effect != policy.Allow {
+			return p
+		}
+	}
+	return v
+}
+
+// recheck cuts the connections that are no longer allowed.
+func (a *attached) recheck(ctx context.Context) {
 	a.mu.Lock()
 	flows := slices.Collect(maps.Keys(a.flows))
 	a.mu.Unlock()
 	for _, f := range flows {
-		if v := a.w.cfg.Permit.MayContinue(ctx, a.who, f.asked); v.Effect != policy.Allow {
+		if v := a.mayContinue(ctx, f); v.Effect != policy.Allow {
 			f.cancel()
 			a.ledger.add(ctx, Event{Kind: Cut, Proto: "tcp", Dst: f.dst, Name: strings.Join(f.asked.Names, " "), Reason: v.Reason})
 		}
@@ -294,29 +312,22 @@ func (a *attached) done(f *flow) {
 
 // update installs new rules and cuts the connections that they do not allow.
 func (a *attached) update(ctx context.Context, rules *policy.Outbound) {
-	type cut struct {
-		f      *flow
-		reason string
-	}
-	var cuts []cut
 	a.mu.Lock()
 	// A connection that left in another way must not stay: its creator believes that
 	// everything goes through the new proxy.
 	moved := !sameProxy(a.rules.Load().Egress().Proxy, rules.Egress().Proxy)
 	a.rules.Store(rules)
-	for f := range a.flows {
-		v := rules.Connect(f.conn)
+	flows := slices.Collect(maps.Keys(a.flows))
+	a.mu.Unlock()
+	for _, f := range flows {
+		v := a.mayContinue(ctx, f)
 		if moved {
 			v = policy.Verdict{Effect: policy.Deny, Reason: "the sandbox's proxy has changed"}
 		}
 		if v.Effect != policy.Allow {
 			f.cancel()
-			cuts = append(cuts, cut{f, v.Reason})
+			a.ledger.add(ctx, Event{Kind: Cut, Proto: "tcp", Dst: f.dst, Name: strings.Join(f.asked.Names, " "), Reason: v.Reason})
 		}
-	}
-	a.mu.Unlock()
-	for _, c := range cuts {
-		a.ledger.add(ctx, Event{Kind: Cut, Proto: "tcp", Dst: c.f.dst, Name: strings.Join(c.f.conn.Names, " "), Reason: c.reason})
 	}
 }
 

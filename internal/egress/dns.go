@@ -250,7 +250,7 @@ func (a *attached) answerTo(ctx context.Context, q dnsmessage.Question, dst neti
 
 // mayResolve returns the verdict on resolving a name outside.
 func (a *attached) mayResolve(ctx context.Context, name string) policy.Verdict {
-	v := a.rules.Load().Resolve(name)
+	v := a.resolve(ctx, name)
 	if v.Effect == policy.Allow && a.w.cfg.Permit != nil {
 		v = a.w.cfg.Permit.Lookup(ctx, a.who, name)
 	}
@@ -261,7 +261,6 @@ func (a *attached) mayResolve(ctx context.Context, name string) policy.Verdict {
 // a name can point it to any address (DNS rebinding). Without an error, either the
 // verdict is not allow or there are addresses.
 func (a *attached) lookup(ctx context.Context, name string, port uint16) ([]netip.Addr, policy.Verdict, error) {
-	rules := a.rules.Load()
 	v := a.mayResolve(ctx, name)
 	if v.Effect != policy.Allow {
 		return nil, v, nil
@@ -286,7 +285,7 @@ func (a *attached) lookup(ctx context.Context, name string, port uint16) ([]neti
 		if len(addrs) == maxAnswers {
 			break
 		}
-		if av := rules.Connect(a.connection(netip.AddrPortFrom(addr, port), []string{name})); av.Effect == policy.Allow {
+		if av, _ := a.connect(ctx, a.connection(netip.AddrPortFrom(addr, port), []string{name})); av.Effect == policy.Allow {
 			addrs = append(addrs, addr)
 		} else {
 			v = av

@@ -96,6 +96,9 @@ type Config struct {
 	// connect to nothing.
 	ProxyKey *ProxyKey
 
+	// Grants opens public addresses by name beyond the lists. Nil: nothing does.
+	Grants Granter
+
 	Limits Limits // per sandbox
 }
 
@@ -116,6 +119,16 @@ type Permitter interface {
 	// MayContinue decides whether a connection that Permit allowed may continue. It never
 	// waits for a person.
 	MayContinue(ctx context.Context, who auth.Principal, to policy.Connection) policy.Verdict
+}
+
+// A Granter opens names to a sandbox that its lists, or the ceiling, do not. It never
+// opens an address that is not public. Implementations are safe for concurrent use
+// and fast. When a decision changes, [Wall.Recheck] must be called.
+type Granter interface {
+	// Allows decides on a connection to host at port. Port 0 means any port: the name
+	// is only looked up. An empty host asks whether there is a grant for any host. If
+	// inspect is true, the connection may only carry requests that are inspected.
+	Allows(ctx context.Context, who auth.Principal, host string, port uint16) (v policy.Verdict, inspect bool)
 }
 
 // Limits bound what one sandbox can make this process do. Zero means the default in

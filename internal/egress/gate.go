@@ -2,6 +2,7 @@ package egress
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net/http"
@@ -40,17 +41,17 @@ func passAll(s *splicing, head []byte) error {
 
 // gateFor returns the gate for a connection to an allowed name that began with
 // first.
-func (a *attached) gateFor(first *sniffed) gate {
+func (a *attached) gateFor(ctx context.Context, first *sniffed) gate {
 	if first.tls {
 		return func(s *splicing, head []byte) error { return sameHello(s, head, first.name) }
 	}
-	return func(s *splicing, head []byte) error { return a.requests(s, head, first.name) }
+	return func(s *splicing, head []byte) error { return a.requests(ctx, s, head, first.name) }
 }
 
 // requests is a gate that forwards requests for one host. It parses each request
 // itself, so that it judges all of them, also on a kept-alive connection and with
 // pipelining.
-func (a *attached) requests(s *splicing, buf []byte, name string) error {
+func (a *attached) requests(ctx context.Context, s *splicing, buf []byte, name string) error {
 	for n := 0; ; n++ {
 		var scan headScan
 		end, problem := scan.next(buf)
@@ -66,7 +67,7 @@ func (a *attached) requests(s *splicing, buf []byte, name string) error {
 		}
 		head := buf[:end]
 		r := parseRequest(head)
-		if err := a.judgeRequest(&r, name); err != nil {
+		if err := a.judgeRequest(ctx, &r, name); err != nil {
 			return err
 		}
 		// After an upgrade the host is unknown: in h2c each request has a host of
@@ -94,9 +95,9 @@ func (a *attached) requests(s *splicing, buf []byte, name string) error {
 }
 
 // judgeRequest returns a *refusedError if r is not for name.
-func (a *attached) judgeRequest(r *request, name string) error {
+func (a *attached) judgeRequest(ctx context.Context, r *request, name string) error {
 	n, err := policy.Name(r.host)
-	v := a.rules.Load().Resolve(n)
+	v := a.resolve(ctx, n)
 	switch {
 	case r.problem != "":
 		return &refusedError{r.host, r.problem, http.StatusForbidden}
@@ -264,7 +265,7 @@ func sshOnly(s *splicing, buf []byte) error {
 // serverFirst is a gate for a connection on which the program sent nothing at
 // first. If the server speaks first it is not a web server. Otherwise the program's
 // first bytes are judged like those at the start of a connection.
-func (a *attached) serverFirst(s *splicing, buf []byte) error {
+func (a *attached) serverFirst(ctx context.Context, s *splicing, buf []byte) error {
 	buf, err := s.readMore(buf)
 	if err != nil {
 		return err
@@ -277,7 +278,7 @@ func (a *attached) serverFirst(s *splicing, buf []byte) error {
 		return passAll(s, buf)
 	}
 	first := sniff(s.in, buf)
-	v := a.rules.Load().Connect(a.connection(s.f.conn.Addr, []string{first.name}))
+	v := a.connectPlain(ctx, a.connection(s.f.conn.Addr, []string{first.name}))
 	status := 0
 	if first.http {
 		status = http.StatusForbidden
@@ -297,6 +298,6 @@ func (a *attached) serverFirst(s *splicing, buf []byte) error {
 	case !slices.Contains(s.f.conn.Names, first.name):
 		return &refusedError{first.name, "the address is not a known address of " + first.name, status}
 	default:
-		return a.gateFor(&first)(s, first.head)
+		return a.gateFor(ctx, &first)(s, first.head)
 	}
 }

@@ -109,7 +109,7 @@ func (a *attached) mayAsk(dst netip.AddrPort) policy.Verdict {
 func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst netip.AddrPort) {
 	rules := a.rules.Load()
 	if name := a.standIns.of(dst.Addr()); name != "" {
-		v := rules.Resolve(name)
+		v := a.resolve(ctx, name)
 		if v.Effect == policy.Allow {
 			v.Reason = name + " was not allowed when it was looked up; it is now: look it up again"
 		}
@@ -126,7 +126,7 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 		}
 		return
 	}
-	if v.Effect != policy.Allow && rules.MayByName(c) {
+	if v.Effect != policy.Allow && a.mayByName(ctx, c) {
 		// Only a name can allow it: a name that our resolver gave this address for,
 		// or, on the web's ports, one that the connection itself shows.
 		if web {
@@ -136,7 +136,7 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 			return
 		}
 		c.Names = a.names.of(dst.Addr())
-		v = rules.Connect(c)
+		v = a.connectPlain(ctx, c)
 	}
 	if v.Effect != policy.Allow {
 		a.refuse(ctx, "tcp", dst, strings.Join(c.Names, " "), v.Reason)
@@ -220,7 +220,7 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 		to, v := a.resolveFor(ctx, s.name, dst)
 		switch {
 		case v.Effect == policy.Allow:
-			c, g = a.connection(to, []string{s.name}), a.gateFor(&s)
+			c, g = a.connection(to, []string{s.name}), a.gateFor(ctx, &s)
 		case anyName && a.mayResolveOutside(ctx, s.name):
 			// The name may not be resolved, so it proves nothing about the address,
 			// but the address itself is allowed.
@@ -238,13 +238,17 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 		// SSH, or a protocol in which the server speaks first: use what our
 		// resolver knows.
 		c.Names = a.names.of(dst.Addr())
-		if v := a.rules.Load().Connect(c); v.Effect != policy.Allow {
+		if v := a.connectPlain(ctx, c); v.Effect != policy.Allow {
 			refuse(strings.Join(c.Names, " "), v.Reason)
 			return
 		}
-		if g = a.serverFirst; s.ssh {
+		if g = func(s *splicing, head []byte) error { return a.serverFirst(ctx, s, head) }; s.ssh {
 			g = sshOnly
 		}
+	}
+	if v := a.connectPlain(ctx, c); v.Effect != policy.Allow {
+		refuse(strings.Join(c.Names, " "), v.Reason)
+		return
 	}
 	w := a.permit(ctx, c)
 	if w.verdict.Effect != policy.Allow {
@@ -294,7 +298,7 @@ func (a *attached) dialOut(ctx context.Context, f *flow, to netip.AddrPort) (net
 		a.log.DebugContext(ctx, "allowed connection failed", "dst", f.dst, "dialed", to, "err", err)
 		return nil, err
 	}
-	a.ledger.addLater(ctx, Event{Kind: Connected, Proto: "tcp", Dst: f.dst, Name: strings.Join(f.conn.Names, " "), Dialed: to, Reason: cmp.Or(f.why, a.rules.Load().Connect(f.conn).Reason)}, func() {})
+	a.ledger.addLater(ctx, Event{Kind: Connected, Proto: "tcp", Dst: f.dst, Name: strings.Join(f.conn.Names, " "), Dialed: to, Reason: cmp.Or(f.why, f.allowed)}, func() {})
 	return up, nil
 }
 

@@ -430,6 +430,24 @@ func localName(n string) string {
 	return ""
 }
 
+// PublicName is [Name] for a name that has a meaning outside private networks.
+func PublicName(s string) (string, error) {
+	n, err := Name(s)
+	if err != nil {
+		return "", err
+	}
+	if special := localName(n); special != "" {
+		return "", fmt.Errorf("%s is %s", n, special)
+	}
+	return n, nil
+}
+
+// Public reports whether c is to a public address that is not this machine's own.
+func (c Connection) Public() bool {
+	a := c.Addr.Addr().Unmap().WithZone("")
+	return a.IsValid() && !c.Own && kindOf(a).name == ""
+}
+
 func clip(s string) string {
 	if len(s) > 80 {
 		return s[:80] + "…"
