@@ -160,6 +160,12 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 				d.log.ErrorContext(ctx, "unmount volumes", "sandbox", id, "err", err)
 			}
 		},
+		Environment: func(ctx context.Context, i sandbox.Info, from string, env map[string]string) (map[string]string, error) {
+			if from != "" {
+				return d.secrets.Renew(ctx, i.Principal(), from, &i.Egress, env)
+			}
+			return d.secrets.Environment(ctx, i.Principal(), &i.Egress, env, i.Metadata)
+		},
 		Keeper:     links,
 		KeepPaused: d.conf.KeepPaused,
 		MaxPaused:  d.conf.MaxPaused, MaxSnapshots: d.conf.MaxSnapshots, KeepFreeMB: d.conf.KeepFreeMB,
@@ -177,7 +183,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.sampler = sandbox.NewSampler(d.fleet)
 	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{ //nolint:contextcheck // its proxy uses each request's
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
-		Limits: d.conf.limits(), Volumes: d.vols, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook, SealProxy: d.proxyKey.Seal,
+		Limits: d.conf.limits(), Volumes: d.vols, Secrets: d.secrets, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook, SealProxy: d.proxyKey.Seal,
 	})
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet, mcpserver.Config{
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS, Issuers: d.conf.OAuthIssuers,

@@ -29,6 +29,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
+	"postern/internal/secret"
 	"postern/internal/store"
 	"postern/internal/template"
 	"postern/internal/volume"
@@ -70,6 +71,8 @@ type Config struct {
 	// SealProxy encrypts the password of a sandbox's proxy for a project. Nil: proxies
 	// have no password.
 	SealProxy func(project string, p *policy.Proxy, password auth.Secret) error
+	// Secrets are the secrets of all projects; nil means that there are none.
+	Secrets *secret.Store
 	// Volumes are the volumes of all projects; nil means that there are none.
 	Volumes *volume.Store
 }
@@ -203,12 +206,13 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error), mayUse 
 	handle("DELETE /templates/{id}", s.deleteTemplate)
 	handle("GET /templates/aliases/{alias...}", s.alias)
 	s.volumeRoutes(mux, handle, mayUse)
+	s.secretRoutes(handle)
 	s.observe(handle)
 	// Parts of E2B's API that Postern does not have get an answer of their own. It
 	// is not 404, which the SDKs take for "no such sandbox".
 	for _, p := range []string{
 		"/templates", "/templates/", "/v2/templates",
-		"/v2/templates/", "/v3/templates", "/secrets", "/secrets/",
+		"/v2/templates/", "/v3/templates",
 	} {
 		handle(p, func(_ http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 			return fmt.Errorf("%s %s: %w", r.Method, r.URL.Path, errNotYet)
@@ -273,6 +277,8 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 		status, msg = http.StatusTooManyRequests, err.Error()
 	case volumeStatus(err) != 0:
 		status, msg = volumeStatus(err), err.Error()
+	case secretStatus(err) != 0: // before the placeholders of rules
+		status, msg = secretStatus(err), err.Error()
 	case errors.Is(err, auth.ErrUnauthenticated):
 		status, msg = http.StatusUnauthorized, "the API key is missing or not valid"
 	case errors.Is(err, auth.ErrForbidden):

@@ -141,8 +141,13 @@ func (s *Server) setNetwork(w http.ResponseWriter, r *http.Request, who auth.Pri
 	e := policy.Egress{
 		Internet: b.InternetAccess == nil || *b.InternetAccess, AllowOut: b.AllowOut, DenyOut: b.DenyOut,
 		Tokens: i.Egress.Tokens, // which stay; rules may name them
+		// These stay as well: its programs have the sentinels and the settings.
+		Secrets: i.Egress.Secrets, Packages: i.Egress.Packages,
 	}
 	if err := s.addRules(&e, who, b.Rules, b.EgressProxy); err != nil {
+		return err
+	}
+	if err := s.attachSecrets(r.Context(), who, nil, nil, &e); err != nil {
 		return err
 	}
 	if err := s.fleet.SetEgress(r.Context(), who, id, e); err != nil {

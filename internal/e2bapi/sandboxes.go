@@ -137,6 +137,9 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 		}
 		req.Inbox = inbox.ID
 	}
+	if err := s.attachSecrets(r.Context(), who, b.EnvVars, b.Metadata, &req.Egress); err != nil {
+		return err
+	}
 	info, err := s.fleet.Create(r.Context(), who, req)
 	if err != nil {
 		return nameInboxKey(err)

@@ -26,6 +26,11 @@ type Config struct {
 	// Keeper holds the links of running sandboxes while no server runs. Nil means
 	// that running sandboxes are lost when the server crashes.
 	Keeper Keeper
+	// Environment returns the environment that the new sandbox s gets. env is what its
+	// creator asked for, or, if s is a copy of a running sandbox, what the sandbox from
+	// has. It is called once the ID of s is known, and an error ends the creation. Nil
+	// leaves environments as they are.
+	Environment func(ctx context.Context, s Info, from string, env map[string]string) (map[string]string, error)
 	// Inboxes lends inboxes to sandboxes. Nil means that a request with an inbox
 	// key is refused.
 	Inboxes Inboxes

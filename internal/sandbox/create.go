@@ -187,6 +187,7 @@ type creation struct {
 	from     source       // if warm is nil
 	warm     *warmSandbox // a pooled sandbox, claimed; or nil
 	body     initBody
+	copyOf   string      // the sandbox whose environment is in body; empty means that the creator asked for it
 	inboxKey auth.Secret // lent to the sandbox; empty means none
 }
 
@@ -217,7 +218,12 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, c creation) (
 	if err := f.rows.insert(ctx, who, s); err != nil {
 		return Info{}, errors.Join(err, f.takeDown(context.WithoutCancel(ctx), l))
 	}
-	err = f.bringUpNew(ctx, l, s, c)
+	if f.conf.Environment != nil && c.body.EnvVars != nil {
+		c.body.EnvVars, err = f.conf.Environment(ctx, s, c.copyOf, c.body.EnvVars)
+	}
+	if err == nil {
+		err = f.bringUpNew(ctx, l, s, c)
+	}
 	if err == nil && c.inboxKey != "" {
 		err = f.lend(ctx, who, s, c.inboxKey)
 	}

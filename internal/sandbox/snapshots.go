@@ -210,7 +210,7 @@ func (f *Fleet) Fork(ctx context.Context, who auth.Principal, id string, timeout
 			f.log.WarnContext(ctx, "remove what was forked from", "sandbox", id, "err", err)
 		}
 	}()
-	s, base, err := f.forkable(ctx, who, id, name)
+	s, base, body, err := f.forkable(ctx, who, id, name)
 	if err != nil {
 		return nil, err
 	}
@@ -221,36 +221,43 @@ func (f *Fleet) Fork(ctx context.Context, who auth.Principal, id string, timeout
 			c := s
 			c.ID, c.State, c.Started, c.Execution = newID(), Creating, time.Now(), newExecution()
 			c.Options.Timeout = timeout
-			out[i].Info, out[i].Err = f.create(ctx, who, creation{info: c, base: base, from: source{dir: f.dir(name), channel: id}})
+			out[i].Info, out[i].Err = f.create(ctx, who, creation{info: c, base: base, from: source{dir: f.dir(name), channel: id}, body: body, copyOf: id})
 		})
 	}
 	wg.Wait()
 	return out, nil
 }
 
-// forkable saves a running sandbox as the snapshot name.
-func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name string) (Info, Base, error) {
+// forkable saves a running sandbox as the snapshot name. The body is what the guests
+// of copies get: nothing, unless they need an environment of their own.
+func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name string) (_ Info, _ Base, body initBody, err error) {
 	ctx, l, s, err := f.claimFor(ctx, who, id)
 	if err != nil {
-		return Info{}, Base{}, err
+		return Info{}, Base{}, body, err
 	}
 	defer f.release(l)
 	if s.State != Running {
-		return Info{}, Base{}, fmt.Errorf("fork %s: %w", id, ErrPaused)
+		return Info{}, Base{}, body, fmt.Errorf("fork %s: %w", id, ErrPaused)
 	}
 	// The limit is checked again for each copy. Here it saves writing the memory to
 	// disk for nothing.
 	if err := f.db.View(ctx, func(tx *store.Tx) error { return f.rows.roomToRun(ctx, tx) }); err != nil {
-		return Info{}, Base{}, fmt.Errorf("fork %s: %w", id, err)
+		return Info{}, Base{}, body, fmt.Errorf("fork %s: %w", id, err)
 	}
 	base, err := f.conf.Base(ctx, s.Template)
 	if err != nil {
-		return Info{}, Base{}, err
+		return Info{}, Base{}, body, err
+	}
+	// Secrets have other sentinels in each copy.
+	if f.conf.Environment != nil && len(s.Egress.Secrets) > 0 {
+		if body.EnvVars, err = f.guestEnv(ctx, id); err != nil {
+			return Info{}, Base{}, body, fmt.Errorf("fork %s: %w", id, err)
+		}
 	}
 	if err := f.copyOf(ctx, s, name); err != nil {
-		return Info{}, Base{}, err
+		return Info{}, Base{}, body, err
 	}
-	return s, base, f.db.Update(ctx, func(tx *store.Tx) error {
+	return s, base, body, f.db.Update(ctx, func(tx *store.Tx) error {
 		return errors.Join(audit.Append(ctx, tx, who, audit.SandboxFork, id, nil), announce(ctx, tx, s, event.Checkpointed))
 	})
 }

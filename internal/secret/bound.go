@@ -126,7 +126,8 @@ func (s *Store) Open(ctx context.Context, who auth.Principal, id string) (inject
 
 // Attach checks the secrets that a new sandbox of who's project asks for, and adds
 // their names to e: those in placeholders ${e2b.secrets.NAME} of env, those in
-// metadata under [Metadata], and those in the rules of e. It changes no variable:
+// metadata under [Metadata]. It checks those in the rules of e too. Names that e has
+// already stay, also of secrets that are gone. It changes no variable:
 // the sandbox has no ID yet, see [Store.Environment]. Errors wrap [ErrInvalid] and
 // name the field.
 func (s *Store) Attach(ctx context.Context, who auth.Principal, env, metadata map[string]string, e *policy.Egress) error {
@@ -149,9 +150,6 @@ func (s *Store) Attach(ctx context.Context, who auth.Principal, env, metadata ma
 	}
 	for _, name := range listed(metadata[Metadata]) {
 		wants = append(wants, want{fmt.Sprintf("metadata[%q]", Metadata), name})
-	}
-	for _, name := range e.Secrets {
-		wants = append(wants, want{"secrets", name})
 	}
 	rules := e.RuleSecrets()
 	for _, name := range slices.Sorted(maps.Keys(rules)) {

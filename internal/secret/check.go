@@ -43,8 +43,9 @@ func checkName(name string) error {
 	return nil
 }
 
-// envOf returns the environment variable of a secret that names none.
-func envOf(name string) string {
+// EnvOf returns the environment variable of a secret that names none: its name in
+// capitals, with _ for -.
+func EnvOf(name string) string {
 	env := strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 	if env[0] >= '0' && env[0] <= '9' {
 		env = "_" + env

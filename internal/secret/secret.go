@@ -541,7 +541,7 @@ func (c *Secret) set(set Settings) error {
 		return err
 	}
 	if set.Env == "" {
-		set.Env = envOf(c.Name)
+		set.Env = EnvOf(c.Name)
 	}
 	if err := checkEnv(set.Env); err != nil {
 		return err
