@@ -37,7 +37,7 @@ func (k *SigningKeys) mayKeep(ctx context.Context, who auth.Principal, name stri
 	}
 	var owner string
 	err := k.db.View(ctx, func(tx *store.Tx) (err error) {
-		if name == k.domain {
+		if name == k.domain || name == signing.IdentityName(k.domain) {
 			owner, err = auth.FirstProject(ctx, tx)
 			return err
 		}

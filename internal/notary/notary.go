@@ -1,5 +1,5 @@
-// Package notary serves unauthenticated clients: the public keys of statements and of
-// the audit's checkpoints, and a page that verifies a message.
+// Package notary serves unauthenticated clients: the public keys of statements, of the
+// audit's checkpoints and of sandboxes' identity tokens, and a page that verifies a message.
 //
 // The clients may be attackers. The package must not fetch anything for them. What
 // they send is bounded in size and concurrency, is shown only as text, and is not
@@ -25,6 +25,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/mail"
+	"postern/internal/signing"
 	"postern/internal/statement"
 )
 
@@ -38,12 +39,23 @@ type Keys interface {
 	StatementKeys(ctx context.Context, domain string) ([]statement.Key, error)
 }
 
+// An Issuer provides the documents by which the identity tokens of sandboxes are
+// verified. Implementations are safe for concurrent use.
+type Issuer interface {
+	// Discovery returns the document at [signing.DiscoveryPath].
+	Discovery() ([]byte, error)
+	// JWKS returns the document at [signing.JWKSPath].
+	JWKS(ctx context.Context) ([]byte, error)
+}
+
 // Config is the configuration of a [Server].
 type Config struct {
 	Domain string // mail domain whose keys are served under host names without keys; required
 	Style  []byte // CSS of the pages
 	// Record returns the keys of the audit's checkpoints; nil publishes none.
 	Record func(context.Context) ([]audit.Key, error)
+	// Issuer makes identity tokens; nil publishes no documents of one.
+	Issuer Issuer
 }
 
 const (
@@ -65,7 +77,7 @@ func New(log *slog.Logger, keys Keys, conf Config) *Server {
 }
 
 // Paths are those that [Server.Handler] serves, as patterns of a mux.
-var Paths = []string{statement.KeysPath, audit.KeysPath, "/verify", "/verify/"}
+var Paths = []string{statement.KeysPath, audit.KeysPath, signing.DiscoveryPath, signing.JWKSPath, "/verify", "/verify/"}
 
 // Handler returns the routes.
 func (s *Server) Handler() http.Handler {
@@ -79,6 +91,10 @@ func (s *Server) Handler() http.Handler {
 	}
 	handle("GET "+statement.KeysPath, s.publish)
 	handle("GET "+audit.KeysPath, s.publishRecord)
+	if i := s.conf.Issuer; i != nil {
+		handle("GET "+signing.DiscoveryPath, document(func(context.Context) ([]byte, error) { return i.Discovery() }))
+		handle("GET "+signing.JWKSPath, document(i.JWKS))
+	}
 	handle("GET /verify", func(w http.ResponseWriter, _ *http.Request) error {
 		return s.render(w, http.StatusOK, "verify", verdict{Domain: s.conf.Domain})
 	})
@@ -146,6 +162,17 @@ func (s *Server) publishRecord(w http.ResponseWriter, r *http.Request) error {
 	}
 	writePublic(w, b)
 	return nil
+}
+
+// document serves a document of public keys, or about them.
+func document(of func(context.Context) ([]byte, error)) func(http.ResponseWriter, *http.Request) error {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		b, err := of(r.Context())
+		if err == nil {
+			writePublic(w, b)
+		}
+		return err
+	}
 }
 
 // writePublic writes a document of public keys, which any web page may read.

@@ -109,17 +109,27 @@ func (e *Egress) RuleFor(host string) (Rule, bool) {
 	return list[0], true
 }
 
-// RuleSecrets returns the names of the secrets in the headers of all rules, sorted,
-// each with the keys of the rules that name it.
+// RuleSecrets returns the names of the secrets in the headers of all rules, each with
+// the keys of the rules that name it, sorted.
 func (e *Egress) RuleSecrets() map[string][]string {
+	return e.named(func(p Part) string { return p.Secret })
+}
+
+// RuleTokens returns the names of the tokens in the headers of all rules, each with
+// the keys of the rules that name it, sorted.
+func (e *Egress) RuleTokens() map[string][]string {
+	return e.named(func(p Part) string { return p.Token })
+}
+
+func (e *Egress) named(of func(Part) string) map[string][]string {
 	out := map[string][]string{}
 	for _, host := range slices.Sorted(maps.Keys(e.Rules)) {
 		for _, r := range e.Rules[host] {
 			for _, value := range r.Headers {
 				parts, _ := ParseTemplate(value) // validated
 				for _, p := range parts {
-					if p.Secret != "" && !slices.Contains(out[p.Secret], host) {
-						out[p.Secret] = append(out[p.Secret], host)
+					if name := of(p); name != "" && !slices.Contains(out[name], host) {
+						out[name] = append(out[name], host)
 					}
 				}
 			}

@@ -20,8 +20,11 @@ import (
 // slash, which no domain does, so that these keys cannot sign mail.
 func CheckpointName(domain string) string { return strings.ToLower(domain) + "/audit" }
 
-// kindsOf returns the kinds of keys that a domain, or an audit, has.
+// kindsOf returns the kinds of keys that a domain, an audit or an issuer has.
 func kindsOf(domain string) []Kind {
+	if strings.HasSuffix(domain, identitySuffix) {
+		return []Kind{Identity}
+	}
 	if strings.Contains(domain, "/") {
 		return []Kind{Checkpoint}
 	}

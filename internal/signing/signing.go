@@ -1,6 +1,7 @@
 // Package signing manages the keys that sign outgoing mail, and signs with them:
 // DKIM (RFC 6376) with RSA and Ed25519 (RFC 8463), and the statements of package
-// statement.
+// statement. It also signs the audit's checkpoints and the identity tokens of
+// sandboxes.
 //
 // The life of a key:
 //
@@ -23,7 +24,9 @@ import (
 	"crypto"
 	"crypto/aes"
 	"crypto/cipher"
+	"crypto/ecdsa"
 	"crypto/ed25519"
+	"crypto/elliptic"
 	"crypto/hkdf"
 	"crypto/rand"
 	"crypto/rsa"
@@ -55,12 +58,13 @@ const (
 	DKIMEd25519 Kind = "dkim-ed25519"
 	Statement   Kind = "statement"
 	Checkpoint  Kind = "checkpoint" // of the audit; not of a domain, see [Ring.CheckpointSigner]
+	Identity    Kind = "identity"   // of tokens of sandboxes; not of a domain, see [Issuer]
 )
 
 var kinds = []Kind{DKIMRSA, DKIMEd25519, Statement}
 
 // idSuffix is the last letter of key IDs, by kind: "p20261121r".
-var idSuffix = map[Kind]string{DKIMRSA: "r", DKIMEd25519: "e", Statement: "s", Checkpoint: "c"}
+var idSuffix = map[Kind]string{DKIMRSA: "r", DKIMEd25519: "e", Statement: "s", Checkpoint: "c", Identity: "i"}
 
 // The errors of this package, one for each answer that a door can give.
 var (
@@ -138,7 +142,7 @@ func (k Key) InUse(t time.Time) bool {
 
 // Name is where the DKIM record of k is published; empty for other kinds.
 func (k Key) Name() string {
-	if k.Kind == Statement || k.Kind == Checkpoint {
+	if k.Kind != DKIMRSA && k.Kind != DKIMEd25519 {
 		return ""
 	}
 	return k.ID + "._domainkey." + k.Domain
@@ -151,7 +155,7 @@ func (k Key) Record() string {
 		return "v=DKIM1; k=rsa; p=" + base64.StdEncoding.EncodeToString(k.public)
 	case DKIMEd25519:
 		return "v=DKIM1; k=ed25519; p=" + base64.StdEncoding.EncodeToString(k.public)
-	case Statement, Checkpoint:
+	case Statement, Checkpoint, Identity:
 	}
 	return ""
 }
@@ -286,6 +290,16 @@ func generate(k *Key) (private []byte, err error) {
 		}
 		return x509.MarshalPKCS8PrivateKey(key)
 	}
+	if k.Kind == Identity {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			return nil, fmt.Errorf("generate ecdsa key: %w", err)
+		}
+		if k.public, err = x509.MarshalPKIXPublicKey(key.Public()); err != nil {
+			return nil, fmt.Errorf("generate ecdsa key: %w", err)
+		}
+		return x509.MarshalPKCS8PrivateKey(key)
+	}
 	public, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("generate ed25519 key: %w", err)
@@ -327,7 +341,7 @@ func (r *Ring) Rotate(ctx context.Context, who auth.Principal, domain string) ([
 			continue
 		}
 		wait := r.conf.Wait
-		if kind == Statement || kind == Checkpoint {
+		if kind == Statement || kind == Checkpoint || kind == Identity {
 			wait = time.Hour // this server publishes it, in a document that others may cache
 		}
 		if err := r.add(ctx, who, domain, kind, now, wait); err != nil {
