@@ -192,7 +192,11 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		return err
 	}
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Book: d.book, Notify: d.notify, Signup: d.conf.Signup})
-	d.notary = notary.New(d.log, d.ring, notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys})
+	public := notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys}
+	if d.issuer != nil {
+		public.Issuer = d.issuer
+	}
+	d.notary = notary.New(d.log, d.ring, public)
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people, Book: d.book, Hooks: d.hooks,
 		Record: d.record, RecordKeys: d.recordKeys, Notify: d.notify,

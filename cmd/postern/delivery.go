@@ -66,6 +66,14 @@ func (d *daemon) buildSigning(ctx context.Context, key []byte) (err error) {
 	if err != nil {
 		return err
 	}
+	if d.conf.PublicURL != "" {
+		if d.issuer, err = signing.NewIssuer(d.ring, d.conf.MailDomain, d.conf.PublicURL); err != nil {
+			return err
+		}
+		if err := d.issuer.Prepare(ctx); err != nil {
+			return err
+		}
+	}
 	return d.ring.Prepare(ctx, d.conf.MailDomain)
 }
 

@@ -124,6 +124,7 @@ type daemon struct {
 	doms        *domain.Registry
 	fleet       *sandbox.Fleet
 	wall        *egress.Wall
+	issuer      *signing.Issuer // nil without a public URL
 	proxyKey    *egress.ProxyKey
 	vols        *volume.Store
 	secrets     *secret.Store
