@@ -26,6 +26,7 @@ import (
 	"postern/internal/people"
 	"postern/internal/permit"
 	"postern/internal/policy"
+	"postern/internal/request"
 	"postern/internal/rulebook"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/gvisor"
@@ -77,6 +78,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.gate.Handle(policy.KindConnect, d.connections)
 	d.permits = permit.New(d.log, d.db, d.gate, d.conf.permits())
 	d.gate.Handle(policy.KindPermit, d.permits)
+	d.requests = request.New(d.log, d.db, d.gate, d.connections, nil, 0)
+	d.gate.Handle(policy.KindRequest, d.requests)
+	d.gate.Handle(policy.KindSecret, d.requests)
 	inbox, err := parseLimits(d.conf.InboxLimits)
 	if err != nil {
 		return err

@@ -27,6 +27,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/permit"
+	"postern/internal/request"
 	"postern/internal/rulebook"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/gvisor"
@@ -117,6 +118,7 @@ type daemon struct {
 	book        *rulebook.Book
 	connections *connection.Admission
 	permits     *permit.Register
+	requests    *request.Admission
 	gate        *oversight.Gate
 	people      *people.People
 	post        *mailbox.PostOffice

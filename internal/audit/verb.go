@@ -127,6 +127,9 @@ const (
 	RecordBroken   Verb = "record.broken"
 	RecordRollback Verb = "record.rollback"
 
+	RequestUse  Verb = "request.use"
+	RequestMade Verb = "request.made"
+
 	SandboxCreate       Verb = "sandbox.create"
 	SandboxRunning      Verb = "sandbox.running"
 	SandboxStartAgain   Verb = "sandbox.start_again"
@@ -317,6 +320,9 @@ var verbs = map[Verb]verbRow{
 	RecordSeal:     {Info, "rows sealed from here on"},
 	RecordBroken:   {Error, "the record does not verify"},
 	RecordRollback: {Error, "the database is older than the record that is kept beside it"},
+
+	RequestUse:  {Info, "approved request released, once"},
+	RequestMade: {Info, "approved request made"},
 
 	SandboxCreate:       {Info, "sandbox created"},
 	SandboxRunning:      {Info, "sandbox started"},

@@ -24,6 +24,27 @@ type inForce struct {
 	used       time.Time // guarded by Admission.mu
 }
 
+// InForce is what is in force in a project, for other parts that decide on what its
+// sandboxes do.
+type InForce struct {
+	Policy     *policy.Document   // nil where it cannot be read
+	Switches   []oversight.Switch // those that are on; the caller must not change them
+	SwitchedOn time.Time          // when a switch was last turned on, whether it is still on or not
+}
+
+// Stopped returns deny if one of the switches stops r, else allow.
+func (f InForce) Stopped(r policy.Request) policy.Verdict { return switches(f.Switches).verdict(r) }
+
+// InForce returns what is in force in a project, from memory. An error means that it
+// cannot be read: then nothing must be allowed.
+func (c *Admission) InForce(ctx context.Context, project string) (InForce, error) {
+	s, err := c.inForce(ctx, project)
+	if err != nil {
+		return InForce{}, err
+	}
+	return InForce{s.doc, s.switches, s.switchedOn}, nil
+}
+
 // switches are the kill switches of a project that are on.
 type switches []oversight.Switch
 

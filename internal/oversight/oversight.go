@@ -232,7 +232,35 @@ type View struct {
 	// View without its source offers no approval.
 	Partial    string
 	Unroutable []string // domains of recipients that this server cannot deliver to, even if it is approved
+
+	Request *RequestView // the HTTP request that would be made; nil for other actions
 }
+
+// A RequestView is an HTTP request as a person reviews it. Fields and Text of its
+// [View] have the same, for interfaces without a page for it.
+type RequestView struct {
+	Method  string
+	Scheme  string
+	Host    string // without port
+	Port    string // ":8443", or empty for the scheme's own
+	Path    []Span // with the query
+	Headers []Header
+	Type    string // of the body, as the request says; may be empty
+	Size    int64  // bytes of the body
+	Shown   string // how Text shows the body: "JSON", "form", "text", "hex"; empty without a body
+	Body    []Span // the body as Text shows it
+	Secrets []string
+}
+
+// A Header is a field of a [RequestView].
+type Header struct {
+	Name  string
+	Value []Span
+}
+
+// A Span is a piece of a text: either Text as it is, or the place where the value of
+// a secret is put in.
+type Span struct{ Text, Secret string }
 
 // A Field is one line of a [View].
 type Field struct{ Name, Value string }

@@ -184,6 +184,13 @@ func (g *Gate) trust(ctx context.Context, tx *store.Tx, a *Action) error {
 	return err
 }
 
+// Trusted returns an error that wraps [ErrTampered] unless this program wrote the row
+// of a, which was read in tx. An executor whose effect comes after the action is done
+// calls it before that effect.
+func (g *Gate) Trusted(ctx context.Context, tx *store.Tx, a *Action) error {
+	return g.trust(ctx, tx, a)
+}
+
 // seal seals a's row as tx has written it, and remembers its version once tx is
 // committed.
 func (g *Gate) seal(ctx context.Context, tx *store.Tx, a *Action) error {

@@ -89,6 +89,7 @@ var kindRows = []kindRow{
 	{
 		kind: KindSecret, means: "the wall puts a secret on a request of a sandbox", title: "Use of a secret", subject: "A use of a secret",
 		detail: []string{"secret"}, within: time.Hour,
+		byMode: secretBySetting,
 	},
 	{
 		kind: KindPermit, means: "an agent proposes that its sandbox may make certain requests", title: "Network permit", subject: "A network permit for a sandbox",
@@ -224,6 +225,15 @@ func trashByMode(r Request) Verdict {
 // have let it connect to the host.
 func requestByMode(Request) Verdict {
 	return Verdict{Effect: Allow, Reason: "no rule is about this request, and its sandbox may connect to the host"}
+}
+
+// secretBySetting asks: where a secret's own setting allows its use, policy is not
+// asked.
+func secretBySetting(r Request) Verdict {
+	if r.Detail["first"] == "true" {
+		return Verdict{Effect: Ask, Reason: "the secret's setting asks a person at its first use by a sandbox"}
+	}
+	return Verdict{Effect: Ask, Reason: "the secret's setting asks a person about each request"}
 }
 
 // copyByMode always allows. The daemon makes the copy itself, of mail that was

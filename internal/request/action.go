@@ -1,0 +1,58 @@
+package request
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+var (
+	_ oversight.Executor  = (*Admission)(nil)
+	_ oversight.Recoverer = (*Admission)(nil)
+	_ oversight.Finisher  = (*Admission)(nil)
+)
+
+// Execute implements [oversight.Executor]. It requests nothing: the held request, or
+// the next one with the same bytes, reads from the action's state that it may be made.
+func (a *Admission) Execute(_ context.Context, act oversight.Action) oversight.Outcome {
+	r, s, err := decodePayload(act.Kind, act.Payload)
+	if err != nil {
+		return oversight.Outcome{State: oversight.Failed, Detail: "the payload cannot be read"}
+	}
+	if s != nil && s.First {
+		return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("sandbox %s may use the secret %s for %v", act.Request.Sandbox, s.Use.Secret, GrantTime)}
+	}
+	return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("sandbox %s may make this %s to %s once, within %v", act.Request.Sandbox, r.Method, r.Host, PassTime)}
+}
+
+// Finish implements [oversight.Finisher]: an approved first use of a secret is a
+// grant, in the transaction that records the approval's outcome.
+func (a *Admission) Finish(ctx context.Context, tx *store.Tx, act oversight.Action, o oversight.Outcome) error {
+	if o.State != oversight.Done || act.Kind != policy.KindSecret {
+		return nil
+	}
+	r, s, err := decodePayload(act.Kind, act.Payload)
+	if err != nil || !s.First {
+		return err
+	}
+	if _, ok := act.Person(); !ok { // a rule allows it by now: no grant is needed
+		return nil
+	}
+	if a.grants == nil { // it is good for this one request
+		return nil
+	}
+	return a.grants.Make(ctx, tx, Grant{
+		Project: act.Project, Sandbox: act.Request.Sandbox, Secret: s.Use.ID, Host: r.Host, Why: s.Why,
+		Until: time.Now().Add(GrantTime), Action: act.ID, Decider: act.Decider,
+	})
+}
+
+// Interrupted implements [oversight.Recoverer]: an execution has no effect except its
+// outcome, so it can be repeated.
+func (a *Admission) Interrupted(context.Context, *store.Tx, oversight.Action) (oversight.Outcome, error) {
+	return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before the approval took effect; it is tried again"}, nil
+}
