@@ -74,8 +74,13 @@ func (d *daemon) newWall() (*egress.Wall, error) {
 			return nil, fmt.Errorf("--dns: %w", err)
 		}
 	}
+	inspector, err := d.newInspector()
+	if err != nil {
+		return nil, err
+	}
 	return egress.New(d.log, egress.Config{
 		Ceiling: d.conf.ceiling(), Resolver: resolver, Record: d.note, Inner: d.inner, SMTP: d.smtp.ServeConn, Permit: d.connections, ProxyKey: d.proxyKey, Grants: d.permits,
+		Inspect: inspector,
 	})
 }
 
@@ -90,6 +95,12 @@ func wallVerb(k egress.Kind) audit.Verb {
 		return audit.EgressCut
 	case egress.Repeated:
 		return audit.EgressRepeated
+	case egress.Requested:
+		return audit.EgressRequest
+	case egress.Misdirected:
+		return audit.SecretMisdirected
+	case egress.Masked:
+		return audit.SecretMasked
 	case egress.Denied:
 	}
 	return audit.EgressDenied
@@ -103,6 +114,18 @@ func (d *daemon) note(ctx context.Context, who auth.Principal, e egress.Event) e
 	}
 	if e.Dialed.IsValid() && e.Dialed != e.Dst {
 		f["dialed"] = e.Dialed.String()
+	}
+	if e.Method != "" {
+		f["method"], f["url"] = e.Method, e.URL
+	}
+	if e.Status != 0 {
+		f["status"], f["bytes"] = strconv.Itoa(e.Status), strconv.FormatInt(e.Bytes, 10)
+	}
+	if e.Rule != "" {
+		f["rule"] = e.Rule
+	}
+	if e.Action != "" {
+		f["action"] = e.Action
 	}
 	if e.Count > 1 {
 		f["count"] = strconv.Itoa(e.Count)

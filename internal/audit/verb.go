@@ -45,6 +45,7 @@ const (
 	EgressCaptured  Verb = "egress.captured"
 	EgressCut       Verb = "egress.cut"
 	EgressRepeated  Verb = "egress.repeated"
+	EgressRequest   Verb = "egress.request"
 
 	GrantMake    Verb = "grant.make"
 	GrantExtend  Verb = "grant.extend"
@@ -152,6 +153,7 @@ const (
 	SecretRotate      Verb = "secret.rotate"
 	SecretDelete      Verb = "secret.delete"
 	SecretMisdirected Verb = "secret.misdirected"
+	SecretMasked      Verb = "secret.masked"
 
 	SendingSuspend Verb = "sending.suspend"
 	SendingLift    Verb = "sending.lift"
@@ -239,6 +241,7 @@ var verbs = map[Verb]verbRow{
 	EgressCaptured:  {Info, "mail conversation captured by the gate"},
 	EgressCut:       {Info, "connection cut, because it is no longer allowed"},
 	EgressRepeated:  {Info, "repeats of recorded connections, counted"},
+	EgressRequest:   {Info, "inspected HTTP request forwarded"},
 
 	GrantMake:    {Info, "grant made"},
 	GrantExtend:  {Info, "inbox added to a grant"},
@@ -345,6 +348,7 @@ var verbs = map[Verb]verbRow{
 	SecretUpdate:      {Notice, "secret changed"},
 	SecretRotate:      {Notice, "secret replaced"},
 	SecretDelete:      {Notice, "secret deleted"},
+	SecretMasked:      {Warning, "value of a secret in a server's answer; masked"},
 	SecretMisdirected: {Error, "secret sent to a host that it does not belong to; refused"},
 
 	SendingSuspend: {Warning, "sending suspended for its reputation"},

@@ -27,6 +27,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"postern/internal/auth"
+	"postern/internal/inspect"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 )
@@ -52,6 +53,8 @@ type attached struct {
 	slots     chan struct{} // semaphore of TCP connections
 	udpSlots  chan struct{} // semaphore of DNS sockets
 	inner     *innerServer  // nil without Config.Inner
+	web       *inspect.Link // nil without Config.Inspect
+	denials   denials
 	voice     voice
 	wg        sync.WaitGroup
 
@@ -69,9 +72,11 @@ type flow struct {
 	// inspected means that each request on it is inspected, so that a grant for
 	// requests allows it.
 	inspected bool
-	allowed   string // reason of the lists or of a grant
-	cancel    context.CancelFunc
-	last      atomic.Int64 // Unix nanoseconds of the last byte
+	// other means that it was looked at and shows another protocol than TLS and HTTP.
+	other   bool
+	allowed string // reason of the lists or of a grant
+	cancel  context.CancelFunc
+	last    atomic.Int64 // Unix nanoseconds of the last byte
 }
 
 // idle closes f when it has carried no byte for limit.
@@ -108,6 +113,9 @@ func newAttached(ctx context.Context, w *Wall, who auth.Principal, rules *policy
 	}
 	a.rules.Store(rules)
 	a.ledger = newLedger(a.log, lim.Records, lim.Window, func(ctx context.Context, e Event) error { return w.cfg.Record(ctx, who, e) })
+	if w.cfg.Inspect != nil {
+		a.web = w.cfg.Inspect.Link(who, rules.Egress(), func(ctx context.Context, e inspect.Event) { a.reportRequest(ctx, e) })
+	}
 	var err error
 	if a.link, err = newLink(host, func(p []byte) bool { return a.inspect(ctx, p) && a.voice.may(p) }); err == nil {
 		err = a.newStack(ctx)
@@ -238,6 +246,7 @@ func (a *attached) settle(ctx context.Context) {
 // refuse records a refusal. The caller then refuses the connection.
 func (a *attached) refuse(ctx context.Context, proto string, dst netip.AddrPort, name, reason string) {
 	a.log.DebugContext(ctx, "denied", "proto", proto, "dst", dst, "name", name, "reason", reason)
+	a.denied(proto, dst, name, reason)
 	a.ledger.add(ctx, Event{Kind: Denied, Proto: proto, Dst: dst, Name: name, Reason: reason})
 }
 
@@ -251,7 +260,7 @@ func (a *attached) connection(dst netip.AddrPort, names []string) policy.Connect
 // nil if the rules have changed and no longer allow it.
 func (a *attached) open(ctx context.Context, c policy.Connection, dst netip.AddrPort, w ruling) (context.Context, *flow) {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &flow{conn: c, dst: dst, cancel: cancel, asked: w.asked, why: w.verdict.Reason}
+	f := &flow{conn: c, dst: dst, cancel: cancel, asked: w.asked, why: w.verdict.Reason, inspected: w.inspected, other: w.other}
 	f.last.Store(time.Now().UnixNano())
 	a.mu.Lock()
 	if a.closed {
@@ -281,6 +290,9 @@ func (a *attached) mayContinue(ctx context.Context, f *flow) policy.Verdict {
 	if v.Effect != policy.Allow || inspect && !f.inspected {
 		return policy.Verdict{Effect: policy.Deny, Rule: v.Rule, Reason: cmp.Or(v.Reason, "it is not allowed")}
 	}
+	if host := a.uninspected(ctx, f); host != "" {
+		return policy.Verdict{Effect: policy.Deny, Reason: "requests to " + host + " are inspected now: connect again"}
+	}
 	if a.w.cfg.Permit != nil {
 		if p := a.w.cfg.Permit.MayContinue(ctx, a.who, f.asked); p.Effect != policy.Allow {
 			return p
@@ -289,11 +301,15 @@ func (a *attached) mayContinue(ctx context.Context, f *flow) policy.Verdict {
 	return v
 }
 
-// recheck cuts the connections that are no longer allowed.
+// recheck ends the connections and requests that are no longer allowed, and the
+// connections to hosts whose requests must be inspected now.
 func (a *attached) recheck(ctx context.Context) {
 	a.mu.Lock()
 	flows := slices.Collect(maps.Keys(a.flows))
 	a.mu.Unlock()
+	if a.web != nil {
+		a.web.Recheck(ctx)
+	}
 	for _, f := range flows {
 		if v := a.mayContinue(ctx, f); v.Effect != policy.Allow {
 			f.cancel()
@@ -310,7 +326,8 @@ func (a *attached) done(f *flow) {
 	a.mu.Unlock()
 }
 
-// update installs new rules and cuts the connections that they do not allow.
+// update installs new rules, and ends the connections and requests that they do not
+// allow.
 func (a *attached) update(ctx context.Context, rules *policy.Outbound) {
 	a.mu.Lock()
 	// A connection that left in another way must not stay: its creator believes that
@@ -319,6 +336,9 @@ func (a *attached) update(ctx context.Context, rules *policy.Outbound) {
 	a.rules.Store(rules)
 	flows := slices.Collect(maps.Keys(a.flows))
 	a.mu.Unlock()
+	if a.web != nil {
+		a.web.Update(ctx, rules.Egress())
+	}
 	for _, f := range flows {
 		v := a.mayContinue(ctx, f)
 		if moved {

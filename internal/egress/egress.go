@@ -8,6 +8,7 @@
 //
 //	sandbox ── socket pair ── filter ── stack ─┬─ refused and recorded
 //	                                           ├─ dialled by us and spliced
+//	                                           ├─ inspected: Config.Inspect
 //	                                           ├─ DNS: our resolver
 //	                                           ├─ SMTP: handed to Config.SMTP
 //	                                           └─ 10.0.0.1:80: Config.Inner
@@ -22,6 +23,9 @@
 // TLS or HTTP request. If a connection is allowed by name only, every clear-text
 // message on it that could be for another name is judged (gate.go). No connection
 // carries mail past Config.SMTP (mailwatch.go).
+//
+// The requests to some hosts are inspected (requests.go, package inspect). Whether
+// the connection may be made at all is decided first, as for any other.
 //
 // The package must not decide what is allowed: policy does. It must not store
 // anything: Config.Record does.
@@ -50,6 +54,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"postern/internal/auth"
+	"postern/internal/inspect"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 )
@@ -99,6 +104,10 @@ type Config struct {
 	// Grants opens public addresses by name beyond the lists. Nil: nothing does.
 	Grants Granter
 
+	// Inspect handles the requests inside connections to the hosts that it wants. Nil:
+	// no connection is looked into.
+	Inspect *inspect.Inspector
+
 	Limits Limits // per sandbox
 }
 
@@ -129,6 +138,14 @@ type Granter interface {
 	// is only looked up. An empty host asks whether there is a grant for any host. If
 	// inspect is true, the connection may only carry requests that are inspected.
 	Allows(ctx context.Context, who auth.Principal, host string, port uint16) (v policy.Verdict, inspect bool)
+}
+
+// A RequestGranter is a [Granter] that knows which requests its grants allow.
+type RequestGranter interface {
+	Granter
+	// Find decides on a request to a host that only grants for requests open. Path is
+	// escaped and has no query.
+	Find(ctx context.Context, who auth.Principal, host string, port uint16, method, path string) policy.Verdict
 }
 
 // Limits bound what one sandbox can make this process do. Zero means the default in
@@ -288,8 +305,9 @@ func (w *Wall) Projects() (out []string) {
 	return out
 }
 
-// Recheck cuts and records the connections of a project's sandboxes that
-// Config.Permit no longer allows. The Permitter calls it when its decisions change.
+// Recheck ends and records the connections and requests of a project's sandboxes
+// that are no longer allowed. It is called when decisions of Config.Permit or of the
+// parts of Config.Inspect change.
 func (w *Wall) Recheck(ctx context.Context, project string) {
 	w.mu.Lock()
 	var of []*attached

@@ -166,7 +166,7 @@ func (s *splicing) readMore(buf []byte) ([]byte, error) {
 // The server may ask for a second ClientHello (RFC 8446 §4.1.2). It is in clear
 // text and must be for the same name. Everything after it is encrypted.
 func sameHello(s *splicing, buf []byte, name string) error {
-	_, _, end, _ := serverName(buf)
+	_, _, _, end, _ := serverName(buf)
 	if _, err := s.toServer.Write(buf[:end]); err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func sameHello(s *splicing, buf []byte, name string) error {
 		if again, known := isHelloRetry(start); known && !again {
 			continue
 		}
-		second, problem, end, need := serverName(buf)
+		second, problem, _, end, need := serverName(buf)
 		if need > len(buf) && len(buf) < 2*maxHead {
 			var err error
 			if buf, err = s.readMore(buf); err != nil {

@@ -20,26 +20,38 @@ const (
 	Captured  Kind = "captured"  // a mail conversation, received here instead of by its server
 	Cut       Kind = "cut"       // ended since it is no longer allowed, or since mail began on it after other bytes
 	Repeated  Kind = "repeated"  // suppressed repeats, as a count
+	Requested Kind = "request"   // an inspected HTTP request, forwarded and answered
+
+	Misdirected Kind = "secret.misdirected" // an inspected request, refused since it has the placeholder of a secret that does not belong there
+	Masked      Kind = "secret.masked"      // the answer to an inspected request had the value of a secret, which was masked
 )
 
 // An Event is one thing that happened at the wall of one sandbox. Part of its text
 // comes from the sandbox. It is printable ASCII of bounded length.
 type Event struct {
 	Kind   Kind
-	Proto  string         // "tcp", "udp", "dns", "icmp" or "ip/47"
+	Proto  string         // "tcp", "udp", "dns", "icmp" or "ip/47"; "https" or "http" for requests
 	Dst    netip.AddrPort // address that the sandbox connected to; port 0 if there is none
 	Name   string         // host name that it asked for or sent; empty if unknown
 	Dialed netip.AddrPort // address that we connected to, if Connected
 	Reason string         // a sentence for a person
 	Count  int            // number of attempts; 1 except for Repeated
+
+	// Of requests only.
+	Method string // empty if the connection was refused before there was a request
+	URL    string // without the query
+	Status int    // of the answer
+	Bytes  int64  // of the answer's body
+	Rule   string // ID of the deciding rule, if any
+	Action string // ID of the action that a person decides on, if any
 }
 
 // A ledger writes a sandbox's events to the record and limits their number. The
 // attack: a program that tries in a loop fills the disk, or the memory of this
 // process. In one window each distinct event is written once, and at most max
-// events are written. Events of kind Connected have a limit of their own, so that
-// allowed connections cannot keep refused ones off the record. At the end of the
-// window one Repeated event carries the counts.
+// events are written. Events of the kinds Connected and Requested have limits of
+// their own, so that allowed connections and requests cannot keep refused ones off
+// the record. At the end of the window one Repeated event carries the counts.
 type ledger struct {
 	log   *slog.Logger
 	write func(ctx context.Context, e Event) error
@@ -50,7 +62,7 @@ type ledger struct {
 	window time.Duration
 	timer  *time.Timer // nil if no window is open
 	seen   map[eventKey]*seenEvent
-	made   int // how many of seen are Connected
+	made   map[Kind]int // how many of seen are Connected, and Requested
 	over   overflow
 	closed bool
 	wg     sync.WaitGroup // writes in progress
@@ -62,6 +74,7 @@ type eventKey struct {
 	proto string
 	dst   netip.AddrPort
 	name  string
+	what  string // method and URL of a request
 }
 
 type seenEvent struct {
@@ -78,7 +91,7 @@ type overflow struct {
 }
 
 func newLedger(log *slog.Logger, max int, window time.Duration, write func(context.Context, Event) error) *ledger {
-	return &ledger{log: log, write: write, max: max, base: window, window: window, seen: map[eventKey]*seenEvent{}}
+	return &ledger{log: log, write: write, max: max, base: window, window: window, seen: map[eventKey]*seenEvent{}, made: map[Kind]int{}}
 }
 
 // add writes e and returns when it has been written, also if another goroutine does
@@ -136,6 +149,7 @@ func (l *ledger) putNow(ctx context.Context, e Event) {
 	}
 	e.Name = printable(e.Name)
 	e.Reason = printable(e.Reason)
+	e.Method, e.URL = printable(e.Method), printable(e.URL)
 	if err := l.write(ctx, e); err != nil {
 		l.log.ErrorContext(ctx, "event at the wall not recorded", "kind", e.Kind, "proto", e.Proto, "dst", e.Dst, "name", e.Name, "err", err)
 	}
@@ -149,21 +163,25 @@ func (l *ledger) note(ctx context.Context, e Event) (s *seenEvent, first, ok boo
 		return nil, false, false
 	}
 	l.openLocked(ctx)
-	k := eventKey{e.Kind, e.Proto, e.Dst, clip(e.Name)}
+	k := eventKey{e.Kind, e.Proto, e.Dst, clip(e.Name), ""}
+	if e.Method != "" {
+		k.what = clip(e.Method + " " + e.URL)
+	}
 	if s := l.seen[k]; s != nil {
 		s.repeats++
 		return s, false, true
 	}
-	n := len(l.seen) - l.made
-	if e.Kind == Connected {
-		n = l.made
+	n := len(l.seen) - l.made[Connected] - l.made[Requested]
+	own := e.Kind == Connected || e.Kind == Requested
+	if own {
+		n = l.made[e.Kind]
 	}
 	if n >= l.max {
 		l.over.add(e)
 		return nil, false, false
 	}
-	if e.Kind == Connected {
-		l.made++
+	if own {
+		l.made[e.Kind]++
 	}
 	s = &seenEvent{written: make(chan struct{})}
 	l.seen[k] = s
@@ -192,7 +210,7 @@ func (l *ledger) end(ctx context.Context, last bool) {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
-	l.timer, l.seen, l.made, l.over, l.closed = nil, map[eventKey]*seenEvent{}, 0, overflow{}, last
+	l.timer, l.seen, l.made, l.over, l.closed = nil, map[eventKey]*seenEvent{}, map[Kind]int{}, overflow{}, last
 	if any {
 		l.wg.Add(1)
 	}

@@ -17,6 +17,7 @@ type sniffed struct {
 	tls     bool
 	http    bool
 	ssh     bool
+	ech     bool   // the TLS ClientHello can hide another name (RFC 9849)
 	name    string // normalised; empty if there is none
 	problem string // why it is refused, for a person; empty if it is not
 }
@@ -66,10 +67,11 @@ func parseHead(b []byte, scan *headScan) (s sniffed, need int) {
 	}
 	if b[0] == 0x16 {
 		s.tls = true
-		name, problem, end, need := serverName(b)
+		name, problem, ech, end, need := serverName(b)
 		if s.setName(name); problem != "" {
 			s.problem = problem
 		}
+		s.ech = ech
 		if end == 0 && problem == "" && len(b) >= maxHead {
 			s.problem = fmt.Sprintf("no host name in the first %d bytes", maxHead)
 			return s, 0
@@ -112,6 +114,12 @@ func parseHead(b []byte, scan *headScan) (s sniffed, need int) {
 	return s, 0
 }
 
+// hides reports whether the connection could be for another host than the one that
+// it names: it names none or hides one, or it is in a protocol that is not known.
+func (s *sniffed) hides() bool {
+	return !s.ssh && (s.name == "" || s.problem != "" || s.ech)
+}
+
 // setName sets the normalised name. A malformed name is a problem.
 func (s *sniffed) setName(name string) {
 	if name == "" {
@@ -128,19 +136,19 @@ func (s *sniffed) setName(name string) {
 // serverName returns the server name in a TLS ClientHello (RFC 8446 §4.1.2, RFC
 // 6066 §3), which may span several records, and where it ends. If it is incomplete,
 // need is how many bytes it needs.
-func serverName(b []byte) (name, problem string, end, need int) {
+func serverName(b []byte) (name, problem string, ech bool, end, need int) {
 	const bad = "the TLS ClientHello is malformed"
 	var hello []byte
 	for at := 0; ; {
 		if len(b) < at+5 {
-			return "", "", 0, at + 5
+			return "", "", false, 0, at + 5
 		}
 		n := int(binary.BigEndian.Uint16(b[at+3:]))
 		if b[at] != 0x16 || b[at+1] != 3 || n == 0 || n > 1<<14 {
-			return "", bad, 0, 0
+			return "", bad, false, 0, 0
 		}
 		if len(b) < at+5+n {
-			return "", "", 0, at + 5 + n
+			return "", "", false, 0, at + 5 + n
 		}
 		hello = append(hello, b[at+5:at+5+n]...)
 		at += 5 + n
@@ -150,22 +158,22 @@ func serverName(b []byte) (name, problem string, end, need int) {
 		want := 4 + int(hello[1])<<16 + int(hello[2])<<8 + int(hello[3])
 		switch {
 		case hello[0] != 1:
-			return "", bad, 0, 0
+			return "", bad, false, 0, 0
 		case want > maxHead:
-			return "", "the TLS ClientHello is too long", 0, 0
+			return "", "the TLS ClientHello is too long", false, 0, 0
 		case len(hello) > want:
 			// RFC 8446 §5.1: the record must end with the message.
-			return "", bad, 0, 0
+			return "", bad, false, 0, 0
 		case len(hello) == want:
-			name, problem = helloName(hello[4:])
-			return name, problem, at, 0
+			name, problem, ech = helloName(hello[4:])
+			return name, problem, ech, at, 0
 		}
 	}
 }
 
 // helloName returns the server name in the body of a ClientHello. It refuses a
 // ClientHello that servers could parse differently.
-func helloName(p []byte) (name, problem string) {
+func helloName(p []byte) (name, problem string, ech bool) {
 	const bad = "the TLS ClientHello is malformed"
 	take := func(lenBytes int) ([]byte, bool) {
 		if len(p) < lenBytes {
@@ -184,45 +192,48 @@ func helloName(p []byte) (name, problem string) {
 		return v, true
 	}
 	if len(p) < 34 {
-		return "", bad
+		return "", bad, false
 	}
 	p = p[34:]                         // version and random
 	for _, l := range []int{1, 2, 1} { // session ID, cipher suites, compression methods
 		if _, ok := take(l); !ok {
-			return "", bad
+			return "", bad, false
 		}
 	}
 	if len(p) == 0 {
-		return "", ""
+		return "", "", false
 	}
 	exts, ok := take(2)
 	if !ok {
-		return "", bad
+		return "", bad, false
 	}
 	p = exts
 	for len(p) > 0 {
 		if len(p) < 2 {
-			return "", bad
+			return "", bad, false
 		}
 		typ := binary.BigEndian.Uint16(p)
 		p = p[2:]
 		ext, ok := take(2)
 		if !ok {
-			return "", bad
+			return "", bad, false
+		}
+		if typ == 0xfe0d {
+			ech = true // encrypted_client_hello, which may be grease (RFC 9849 §6.2)
 		}
 		if typ != 0 {
 			continue
 		}
 		if name != "" {
-			return name, "the TLS ClientHello names two servers"
+			return name, "the TLS ClientHello names two servers", false
 		}
 		// One list with one entry of type host_name. No client sends anything else.
 		if len(ext) < 5 || int(binary.BigEndian.Uint16(ext)) != len(ext)-2 || ext[2] != 0 || int(binary.BigEndian.Uint16(ext[3:])) != len(ext)-5 {
-			return "", bad
+			return "", bad, false
 		}
 		name = string(ext[5:])
 	}
-	return name, ""
+	return name, "", ech
 }
 
 // refuse tells the program the reason in its own protocol, and closes the

@@ -16,6 +16,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
 
+	"postern/internal/outgoing"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 )
@@ -120,7 +121,7 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 	c := a.connection(dst, nil)
 	v := rules.Connect(c)
 	web := dst.Port() == 80 || dst.Port() == 443
-	if v.Effect == policy.Allow && web && a.w.cfg.Permit != nil && a.w.cfg.Permit.Names(ctx, a.who) {
+	if v.Effect == policy.Allow && web && (a.w.cfg.Permit != nil && a.w.cfg.Permit.Names(ctx, a.who) || a.inspects(ctx)) {
 		if in := accept(r); in != nil {
 			a.handleNamed(ctx, in, dst)
 		}
@@ -174,18 +175,20 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 type ruling struct {
 	asked   policy.Connection
 	verdict policy.Verdict
+	// Of flow.
+	inspected, other bool
 }
 
 // permit asks Config.Permit. If a connection is allowed by its address, Permit gets
 // the names that our resolver gave for it.
 func (a *attached) permit(ctx context.Context, c policy.Connection) ruling {
 	if a.w.cfg.Permit == nil {
-		return ruling{c, policy.Verdict{Effect: policy.Allow}}
+		return ruling{asked: c, verdict: policy.Verdict{Effect: policy.Allow}}
 	}
 	if len(c.Names) == 0 {
 		c.Names = a.names.of(c.Addr.Addr())
 	}
-	return ruling{c, a.w.cfg.Permit.Permit(ctx, a.who, c)}
+	return ruling{asked: c, verdict: a.w.cfg.Permit.Permit(ctx, a.who, c)}
 }
 
 // handleNamed decides on a web connection by the name that the connection shows.
@@ -205,6 +208,11 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 	}
 	c := a.connection(dst, nil)
 	var g gate
+	host := "" // whose requests are inspected
+	if hidden := a.wantedAt(ctx, dst.Addr()); hidden != "" && s.hides() && !a.wants(ctx, s.name) {
+		refuse(s.name, unnamed(hidden))
+		return
+	}
 	// The address may be allowed whatever its name, see handleOut.
 	anyName := a.rules.Load().Connect(c).Effect == policy.Allow
 	switch {
@@ -221,7 +229,10 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 		switch {
 		case v.Effect == policy.Allow:
 			c, g = a.connection(to, []string{s.name}), a.gateFor(ctx, &s)
-		case anyName && a.mayResolveOutside(ctx, s.name):
+			if a.wants(ctx, s.name) {
+				host = s.name
+			}
+		case anyName && a.mayResolveOutside(ctx, s.name) && !a.wants(ctx, s.name):
 			// The name may not be resolved, so it proves nothing about the address,
 			// but the address itself is allowed.
 		default:
@@ -246,11 +257,19 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 			g = sshOnly
 		}
 	}
-	if v := a.connectPlain(ctx, c); v.Effect != policy.Allow {
-		refuse(strings.Join(c.Names, " "), v.Reason)
-		return
+	// A grant for requests allows the connection only if they are inspected.
+	var restrict func(*outgoing.Request) policy.Verdict
+	switch v, ins := a.connect(ctx, c); {
+	case v.Effect == policy.Allow && ins && a.web != nil && (s.tls || s.http) && s.name != "" && s.problem == "":
+		host, restrict = s.name, a.granted(ctx)
+	default:
+		if v := a.connectPlain(ctx, c); v.Effect != policy.Allow {
+			refuse(strings.Join(c.Names, " "), v.Reason)
+			return
+		}
 	}
 	w := a.permit(ctx, c)
+	w.inspected, w.other = host != "", !s.tls && !s.http
 	if w.verdict.Effect != policy.Allow {
 		refuse(strings.Join(w.asked.Names, " "), w.verdict.Reason)
 		return
@@ -260,6 +279,10 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 		return
 	}
 	defer a.done(f)
+	if host != "" {
+		a.serveRequests(ctx, f, in, &s, host, restrict)
+		return
+	}
 	up, err := a.dialOut(ctx, f, c.Addr)
 	if err != nil {
 		in.abort()

@@ -67,6 +67,7 @@ type Verdict struct {
 	Effect Effect
 	Rule   string // ID of the deciding rule, empty for the default
 	Reason string // for a person
+	Action string // ID of the action that a person decides on, if there is one
 
 	// For Ask:
 	Approvers int           // how many people must approve; 0 means one

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"crypto/x509"
+	"fmt"
+	"os"
+
+	"postern/internal/inspect"
+)
+
+// newInspector returns what handles the requests inside connections of sandboxes.
+func (d *daemon) newInspector() (*inspect.Inspector, error) {
+	roots, err := egressRoots(d.conf.EgressCA)
+	if err != nil {
+		return nil, err
+	}
+	return inspect.New(d.log, inspect.Config{Roots: roots}), nil
+}
+
+// egressRoots returns the authorities that servers outside are verified by: the
+// system's and those in the files. Without files it returns nil, for the system's.
+func egressRoots(files []string) (*x509.CertPool, error) {
+	if len(files) == 0 {
+		return nil, nil
+	}
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		return nil, fmt.Errorf("read the system's certificate authorities: %w", err)
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			return nil, fmt.Errorf("--egress-ca: %w", err)
+		}
+		if !roots.AppendCertsFromPEM(b) {
+			return nil, fmt.Errorf("--egress-ca: %s has no certificate in PEM", f)
+		}
+	}
+	return roots, nil
+}

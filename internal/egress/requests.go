@@ -1,0 +1,189 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"postern/internal/inspect"
+	"postern/internal/outgoing"
+	"postern/internal/policy"
+)
+
+// inspects reports whether requests of any host are inspected for this sandbox.
+func (a *attached) inspects(ctx context.Context) bool {
+	return a.web != nil && a.web.Any(ctx)
+}
+
+// wants reports whether the requests to host must be inspected.
+func (a *attached) wants(ctx context.Context, host string) bool {
+	return host != "" && a.inspects(ctx) && a.web.Wants(ctx, host)
+}
+
+// wantedAt returns a host whose requests must be inspected and for which our
+// resolver gave addr, or "".
+//
+// The attack: a connection that shows no name, or hides it (ECH, RFC 9849), goes to
+// such a host by its address, and nobody judges its requests.
+func (a *attached) wantedAt(ctx context.Context, addr netip.Addr) string {
+	if !a.inspects(ctx) {
+		return ""
+	}
+	names := a.names.of(addr)
+	if i := slices.IndexFunc(names, func(n string) bool { return a.web.Wants(ctx, n) }); i >= 0 {
+		return names[i]
+	}
+	return ""
+}
+
+// webPort reports whether p is a port of the web.
+func webPort(p uint16) bool { return p == 80 || p == 443 }
+
+// unnamed is the reason to refuse a connection that may be for a host whose requests
+// are inspected.
+func unnamed(host string) string {
+	return "requests to " + host + " are inspected, and it shares this address: the connection must name its host, in clear text"
+}
+
+// serveRequests gives an open flow to the inspector.
+func (a *attached) serveRequests(ctx context.Context, f *flow, in *insideConn, s *sniffed, host string, restrict func(*outgoing.Request) policy.Verdict) {
+	defer context.AfterFunc(ctx, in.abort)()
+	defer f.idle(a.w.cfg.Limits.Idle).Stop()
+	c := inspect.Conn{
+		Conn: &activeConn{Conn: &headConn{insideConn: in, head: s.head}, last: &f.last}, Host: host, Dst: f.dst, TLS: s.tls, Restrict: restrict,
+		Dial: func(ctx context.Context) (net.Conn, error) {
+			up, err := a.dialOut(ctx, f, f.conn.Addr)
+			if err != nil {
+				return nil, err
+			}
+			if !s.tls {
+				return a.watchMail(ctx, f, up), nil
+			}
+			return &activeConn{Conn: up, last: &f.last}, nil
+		},
+	}
+	// The name that the DNS was asked for, if it was, must be the same.
+	if asked := a.names.of(f.dst.Addr()); len(asked) > 0 && !slices.Contains(asked, host) {
+		c.Misdirected = "the connection is to the address of " + strings.Join(asked, ", ") + ", and names " + host
+	}
+	a.web.Serve(ctx, c)
+}
+
+// uninspected returns the host whose requests must be inspected if f is a connection
+// to it that is not, or "".
+func (a *attached) uninspected(ctx context.Context, f *flow) string {
+	if f.inspected || f.other || !webPort(f.dst.Port()) || !a.inspects(ctx) {
+		return ""
+	}
+	names := f.conn.Names
+	if len(names) == 0 {
+		names = f.asked.Names
+	}
+	if i := slices.IndexFunc(names, func(n string) bool { return a.web.Wants(ctx, n) }); i >= 0 {
+		return names[i]
+	}
+	return ""
+}
+
+// granted returns what decides on the requests of a connection that only a grant for
+// requests allows.
+func (a *attached) granted(ctx context.Context) func(r *outgoing.Request) policy.Verdict {
+	g, ok := a.w.cfg.Grants.(RequestGranter)
+	return func(r *outgoing.Request) policy.Verdict {
+		if !ok {
+			return policy.Verdict{Effect: policy.Deny, Reason: "permits for requests cannot be checked"}
+		}
+		return g.Find(ctx, a.who, r.Host, r.Port, r.Method, r.Path)
+	}
+}
+
+// A headConn is a connection of which head has been read.
+type headConn struct {
+	*insideConn
+	head []byte
+}
+
+// Read implements [net.Conn].
+func (c *headConn) Read(p []byte) (int, error) {
+	if len(c.head) > 0 {
+		n := copy(p, c.head)
+		c.head = c.head[n:]
+		return n, nil
+	}
+	return c.insideConn.Read(p)
+}
+
+// An activeConn notes when it carried a byte.
+type activeConn struct {
+	net.Conn
+	last *atomic.Int64
+}
+
+// Read implements [net.Conn].
+func (c *activeConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.last.Store(time.Now().UnixNano())
+	return n, err
+}
+
+// Write implements [net.Conn].
+func (c *activeConn) Write(p []byte) (int, error) {
+	c.last.Store(time.Now().UnixNano())
+	return c.Conn.Write(p)
+}
+
+// CloseWrite ends the writing side.
+func (c *activeConn) CloseWrite() error {
+	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// A watchedConn is a connection in clear text that requests leave by. The attack:
+// a server that skips lines it does not know takes a mail conversation out of the
+// body of a request.
+type watchedConn struct {
+	net.Conn
+	s     *splicing
+	heard int
+	mail  func()
+}
+
+// watchMail returns a connection that ends when mail is sent on it.
+func (a *attached) watchMail(ctx context.Context, f *flow, up net.Conn) net.Conn {
+	up = &activeConn{Conn: up, last: &f.last}
+	s := &splicing{a: a, f: f, up: up, gated: true, more: make(chan struct{}), greeted: make(chan struct{}), downDone: make(chan struct{})}
+	s.toServer.s = s
+	return &watchedConn{Conn: up, s: s, mail: func() {
+		a.ledger.add(ctx, Event{
+			Kind: Cut, Proto: "tcp", Dst: f.dst, Name: strings.Join(f.conn.Names, " "),
+			Reason: "mail in a request: send it to port 25, 465, 587 or 2525",
+		})
+	}}
+}
+
+// Read implements [net.Conn].
+func (c *watchedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 && c.heard < keepStart {
+		c.s.hear(p[:min(n, keepStart-c.heard)])
+		c.heard += n
+	}
+	return n, err
+}
+
+// Write implements [net.Conn].
+func (c *watchedConn) Write(p []byte) (int, error) {
+	n, err := c.s.toServer.Write(p)
+	if errors.Is(err, errMail) {
+		c.mail()
+		c.Close()
+	}
+	return n, err
+}

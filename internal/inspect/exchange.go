@@ -1,0 +1,386 @@
+package inspect
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"postern/internal/inject"
+	"postern/internal/mailservice"
+	"postern/internal/outgoing"
+	"postern/internal/policy"
+)
+
+// maxLook is how many bytes of a body are read to find sentinels. A longer body is
+// forwarded while it arrives, and ends at the first sentinel.
+const maxLook = 1 << 20
+
+// An exchange is one request and its answer.
+type exchange struct {
+	s  *session
+	w  http.ResponseWriter
+	in *http.Request
+
+	r       *outgoing.Request // as it is judged, with sentinels; not changed once the exchange is registered
+	secrets []inject.Secret   // of the sandbox
+	prefix  []byte            // what was read of a body that is not whole
+	read    bool              // the body has been read to its end, or there is none
+	held    int64             // bytes of Link.buffered
+	upgrade bool              // it asks for a WebSocket
+
+	cancel context.CancelCauseFunc
+	status int
+	bytes  int64
+}
+
+// ServeHTTP implements [http.Handler].
+func (s *session) ServeHTTP(w http.ResponseWriter, in *http.Request) {
+	s.requests.Add(1)
+	defer s.requests.Done()
+	ctx, cancel := context.WithCancelCause(in.Context())
+	defer cancel(nil)
+	x := &exchange{s: s, w: w, in: in.WithContext(ctx), cancel: cancel, read: in.ContentLength == 0}
+	select {
+	case s.l.slots <- struct{}{}:
+		defer func() { <-s.l.slots }()
+	default:
+		x.refuse(unavailable(fmt.Sprintf("the sandbox has %d requests open, which is the limit", cap(s.l.slots))))
+		return
+	}
+	defer func() { s.l.buffered.Add(-x.held) }()
+	if in.ProtoMajor == 1 {
+		// Answers may begin before the body has ended, as in HTTP/2.
+		_ = http.NewResponseController(w).EnableFullDuplex()
+	}
+	if r := x.run(ctx); r != nil {
+		x.refuse(r)
+	}
+}
+
+// run does everything with a request, and returns its refusal if it was not
+// forwarded.
+func (x *exchange) run(ctx context.Context) *refusal {
+	var bad *refusal
+	x.upgrade = websocket(x.in)
+	if x.r, bad = x.s.read(x.in); bad != nil {
+		return bad
+	}
+	if x.upgrade {
+		x.r.Header["Upgrade"] = []string{"websocket"} // a person sees what is asked for
+	}
+	l := x.s.l
+	e := l.egress.Load()
+	var err error
+	if x.secrets, err = l.secrets(ctx, e); err != nil {
+		l.log.ErrorContext(ctx, "secrets of a sandbox cannot be read", "err", err)
+		return unavailable("the secrets of the sandbox cannot be read at the moment")
+	}
+	if rule, ok := e.RuleFor(x.s.conn.Host); ok {
+		if bad := x.applyRule(rule); bad != nil {
+			return bad
+		}
+	}
+	if len(x.secrets) > 0 && !x.r.Whole && x.searchable() {
+		if bad := x.fill(ctx, maxLook); bad != nil {
+			return bad
+		}
+	}
+	if bad := x.find(); bad != nil {
+		return bad
+	}
+	// Before it is judged: later the rules could change without ending it.
+	x.register()
+	defer x.unregister()
+	if bad := x.judge(ctx, e); bad != nil {
+		return bad
+	}
+	// A switch may have been turned on while a person was asked.
+	if v := x.mayContinue(ctx); v.Effect != policy.Allow {
+		return ruled(v)
+	}
+	return x.forward(ctx)
+}
+
+// applyRule sets the headers of a rule. Placeholders become sentinels.
+func (x *exchange) applyRule(r policy.Rule) *refusal {
+	for name, template := range r.Headers {
+		value, missing := x.placeholders(template)
+		if missing != "" {
+			return denied(fmt.Sprintf("the rule for %s puts %s into the header %s, and this sandbox does not have it", x.s.conn.Host, missing, name))
+		}
+		set(x.r.Header, name, value)
+		// The attack: a trailer of that name, which some servers merge into the header
+		// (RFC 9110 §6.5.1).
+		for t := range x.in.Trailer {
+			if plainName(t) == plainName(name) {
+				return malformed("the trailer " + clip(t) + " has the name of a header that the sandbox's rules set")
+			}
+		}
+	}
+	return nil
+}
+
+// placeholders replaces the placeholders in a rule's header by sentinels. Missing
+// names the first one that stands for nothing.
+func (x *exchange) placeholders(template string) (value, missing string) {
+	parts, err := policy.ParseTemplate(template)
+	if err != nil {
+		return "", "a malformed placeholder"
+	}
+	var b strings.Builder
+	for _, p := range parts {
+		b.WriteString(p.Text)
+		if p.Text != "" {
+			continue
+		}
+		name := cmp.Or(p.Secret, p.Token)
+		i := slices.IndexFunc(x.secrets, func(s inject.Secret) bool {
+			return s.Name == name && (s.Kind == inject.KindToken) == (p.Token != "") && s.Sentinel != ""
+		})
+		if i < 0 {
+			return "", fmt.Sprintf("the secret or token %q", clip(name))
+		}
+		b.WriteString(x.secrets[i].Sentinel)
+	}
+	return b.String(), ""
+}
+
+// searchable reports whether sentinels in the body can be replaced: not in a
+// compressed one, and not in a stream, whose program waits for answers before it
+// sends more.
+func (x *exchange) searchable() bool {
+	h := x.r.Header
+	return h.Get("Content-Encoding") == "" && !strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), "application/grpc") && (x.r.Size == outgoing.UnknownSize || x.r.Size <= maxLook)
+}
+
+// fill reads up to limit bytes of the body. If that is all of it, the request is
+// whole. A program that sends slower than Limits.Body allows is refused.
+func (x *exchange) fill(ctx context.Context, limit int) *refusal {
+	if x.r.Whole {
+		return nil
+	}
+	rc := http.NewResponseController(x.w)
+	_ = rc.SetReadDeadline(time.Now().Add(x.s.l.in.cfg.Limits.Body))
+	defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
+	b := x.prefix
+	for len(b) <= limit {
+		if len(b) == cap(b) {
+			size := min(max(4<<10, 2*cap(b)), limit+1)
+			if x.r.Size < int64(limit) {
+				size = int(x.r.Size) + 1
+			}
+			size = max(size, len(b)+1)
+			if !x.reserve(int64(size - cap(b))) {
+				return unavailable("the bodies of the sandbox's open requests need too much memory")
+			}
+			b = append(make([]byte, 0, size), b...)
+		}
+		n, err := x.in.Body.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		if errors.Is(err, io.EOF) {
+			x.r.Body, x.r.Whole, x.r.Size, x.prefix, x.read = b, true, int64(len(b)), nil, true
+			return nil
+		}
+		if err != nil {
+			return malformed("the body of the request did not arrive: " + bodyError(ctx, err))
+		}
+	}
+	x.prefix = b
+	return nil
+}
+
+func bodyError(ctx context.Context, err error) string {
+	if ctx.Err() != nil {
+		return "the program has closed the connection"
+	}
+	return err.Error()
+}
+
+// reserve counts bytes in memory. It returns false if the sandbox has too many.
+func (x *exchange) reserve(n int64) bool {
+	l := x.s.l
+	if l.buffered.Add(n) > l.in.cfg.Limits.Buffered {
+		l.buffered.Add(-n)
+		return false
+	}
+	x.held += n
+	return true
+}
+
+// find finds the secrets of the request.
+func (x *exchange) find() *refusal {
+	uses, foreign := inject.Find(x.r, x.secrets)
+	if len(foreign) > 0 {
+		// The attack: a program sends the sentinel elsewhere, in the hope that the value
+		// is put in there.
+		return &refusal{
+			kind: Misdirected, status: http.StatusForbidden,
+			verdict: policy.Verdict{Effect: policy.Deny, Reason: fmt.Sprintf("the request to %s has a placeholder of a secret that does not belong there: %s", x.s.conn.Host, clip(strings.Join(foreign, ", ")))},
+			next:    "Send the placeholder only to the hosts of its secret. Do not retry.",
+		}
+	}
+	x.r.Uses = uses
+	if len(uses) == 0 {
+		return nil
+	}
+	if !x.s.conn.TLS {
+		return denied("the request has a secret, and secrets go over HTTPS only")
+	}
+	if x.echoes() {
+		// A value in the answer must be found, so the answer must be plain and whole.
+		x.r.Header["Accept-Encoding"] = []string{"identity"}
+		for _, name := range []string{"Range", "If-Range"} {
+			delete(x.r.Header, name)
+		}
+		if x.upgrade {
+			delete(x.r.Header, "Sec-Websocket-Extensions") // permessage-deflate (RFC 7692)
+		}
+	}
+	return nil
+}
+
+// echoes reports whether a value leaves that the server could send back. An AWS
+// signature does not show the key that made it.
+func (x *exchange) echoes() bool {
+	for _, u := range x.r.Uses {
+		for _, s := range x.secrets {
+			if s.Sentinel == u.Sentinel && s.Kind != inject.KindAWS {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// judge decides on the request, and has people asked.
+func (x *exchange) judge(ctx context.Context, e *policy.Egress) *refusal {
+	c, who := &x.s.l.in.cfg, x.s.l.who
+	if v := x.restricted(); v.Effect != policy.Allow {
+		return ruled(v)
+	}
+	if c.Registry != nil && c.Registry(e, x.r.Host) && x.r.Method != http.MethodGet && x.r.Method != http.MethodHead {
+		return denied(fmt.Sprintf("%s is a package registry that this sandbox may only read: GET and HEAD are allowed, not %s", x.r.Host, x.r.Method))
+	}
+	v := policy.Verdict{Effect: policy.Allow}
+	if c.Judge != nil {
+		v = c.Judge.Judge(ctx, who, x.r)
+	}
+	mail := false
+	if c.Mail != nil {
+		_, mail = mailservice.Match(x.r)
+	}
+	switch {
+	case v.Effect == policy.Allow && !mail:
+		return nil
+	case v.Effect != policy.Allow && v.Effect != policy.Ask:
+		return ruled(v)
+	}
+	if bad := x.whole(ctx); bad != nil {
+		return bad
+	}
+	if v.Effect == policy.Ask {
+		if v = c.Judge.Hold(ctx, who, x.r, v); v.Effect != policy.Allow {
+			return ruled(v)
+		}
+	}
+	if mail {
+		if v = c.Mail.Propose(ctx, who, x.r); v.Effect != policy.Allow {
+			return ruled(v)
+		}
+	}
+	return nil
+}
+
+// whole reads the body of a request that a person sees.
+func (x *exchange) whole(ctx context.Context) *refusal {
+	if len(x.in.Trailer) > 0 {
+		return malformed("a request that a person decides on cannot have trailers")
+	}
+	if x.r.Whole {
+		return nil
+	}
+	// Others see the request as it is registered: change a copy.
+	r := *x.r
+	x.setRequest(&r)
+	if x.r.Size != outgoing.UnknownSize && x.r.Size > outgoing.MaxBody {
+		return refuse(http.StatusRequestEntityTooLarge, fmt.Sprintf("a person decides on this request, and its body is longer than %d bytes", outgoing.MaxBody))
+	}
+	if bad := x.fill(ctx, outgoing.MaxBody); bad != nil {
+		return bad
+	}
+	if !x.r.Whole {
+		return refuse(http.StatusRequestEntityTooLarge, fmt.Sprintf("a person decides on this request, and its body is longer than %d bytes", outgoing.MaxBody))
+	}
+	// The whole body can have sentinels that its beginning has not.
+	return x.find()
+}
+
+// restricted asks the connection's own permit.
+func (x *exchange) restricted() policy.Verdict {
+	if f := x.s.conn.Restrict; f != nil {
+		return f(x.r)
+	}
+	return policy.Verdict{Effect: policy.Allow}
+}
+
+// mayContinue decides on a request under way.
+func (x *exchange) mayContinue(ctx context.Context) policy.Verdict {
+	l := x.s.l
+	l.mu.Lock()
+	r := x.r
+	l.mu.Unlock()
+	if f := x.s.conn.Restrict; f != nil {
+		if v := f(r); v.Effect != policy.Allow {
+			return v
+		}
+	}
+	if j := l.in.cfg.Judge; j != nil {
+		return j.MayContinue(ctx, l.who, r)
+	}
+	return policy.Verdict{Effect: policy.Allow}
+}
+
+func (x *exchange) setRequest(r *outgoing.Request) {
+	x.s.l.mu.Lock()
+	defer x.s.l.mu.Unlock()
+	x.r = r
+}
+
+// register makes the request known to Recheck and Update.
+func (x *exchange) register() {
+	l := x.s.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.running[x] = struct{}{}
+}
+
+func (x *exchange) unregister() {
+	l := x.s.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.running, x)
+}
+
+// rest returns what is forwarded as the body.
+func (x *exchange) rest(whole []byte) (io.Reader, int64) {
+	switch {
+	case x.r.Whole:
+		if len(whole) == 0 {
+			return http.NoBody, 0
+		}
+		return bytes.NewReader(whole), int64(len(whole))
+	case len(x.secrets) > 0:
+		return &sentinelScan{r: io.MultiReader(bytes.NewReader(x.prefix), x.in.Body), secrets: x.secrets}, x.in.ContentLength
+	case len(x.prefix) > 0:
+		return io.MultiReader(bytes.NewReader(x.prefix), x.in.Body), x.in.ContentLength
+	default:
+		return x.in.Body, x.in.ContentLength
+	}
+}

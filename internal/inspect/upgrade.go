@@ -1,0 +1,66 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+
+	"postern/internal/inject"
+)
+
+// websocket reports whether a request asks for an upgrade to WebSocket and to
+// nothing else (RFC 6455 §4.1). Other upgrades are not passed on: in h2c, for
+// example, each request has a host of its own.
+func websocket(in *http.Request) bool {
+	up := in.Header["Upgrade"]
+	return in.ProtoMajor == 1 && in.ProtoMinor == 1 && in.Method == http.MethodGet && in.ContentLength == 0 && len(up) == 1 && strings.EqualFold(up[0], "websocket") &&
+		httpguts.HeaderValuesContainsToken(in.Header["Connection"], "upgrade")
+}
+
+// switched passes the bytes of a WebSocket in both directions.
+func (x *exchange) switched(ctx context.Context, resp *http.Response, mask *inject.Mask) *refusal {
+	up, ok := resp.Body.(io.ReadWriteCloser)
+	if !ok || !x.upgrade || !strings.EqualFold(resp.Header.Get("Upgrade"), "websocket") {
+		return refuse(http.StatusBadGateway, x.s.conn.Host+" has switched to a protocol that was not asked for")
+	}
+	if mask != nil && resp.Header.Get("Sec-Websocket-Extensions") != "" {
+		// The attack: messages that are compressed although that was not asked for
+		// (RFC 6455 §9.1) hide the value from the mask.
+		return refuse(http.StatusBadGateway, x.s.conn.Host+" uses a WebSocket extension that was not asked for")
+	}
+	defer up.Close()
+	c, rw, err := http.NewResponseController(x.w).Hijack()
+	if err != nil {
+		return refuse(http.StatusBadGateway, "the connection cannot switch protocols")
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close(); up.Close() })()
+	resp.Header.Del("Alt-Svc")
+	resp.Body = nil
+	if err := resp.Write(rw); err != nil || rw.Flush() != nil {
+		return nil
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = io.Copy(up, rw.Reader)
+		up.Close()
+	}()
+	var down io.Reader = up
+	if mask != nil {
+		down = mask.Reader(up)
+	}
+	n, err := io.Copy(c, down)
+	x.bytes = n
+	if err != nil && !errors.Is(err, io.EOF) {
+		x.s.l.log.DebugContext(ctx, "WebSocket ended", "err", err)
+	}
+	c.Close()
+	<-done
+	x.made(ctx, 0)
+	return nil
+}
