@@ -85,6 +85,7 @@ const (
 	MessageQuarantine Verb = "message.quarantine"
 	MessageRelease    Verb = "message.release"
 	MessageDrop       Verb = "message.drop"
+	MessageRequest    Verb = "message.request"
 
 	NotifySent    Verb = "notify.sent"
 	NotifyFailed  Verb = "notify.failed"
@@ -281,6 +282,7 @@ var verbs = map[Verb]verbRow{
 	MessageQuarantine: {Info, "mail put into quarantine"},
 	MessageRelease:    {Info, "mail released from quarantine"},
 	MessageDrop:       {Info, "mail dropped from quarantine"},
+	MessageRequest:    {Info, "sandbox let make its request that sends mail"},
 
 	NotifySent:    {Info, "notice sent"},
 	NotifyFailed:  {Warning, "notice could not be sent"},

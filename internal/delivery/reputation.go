@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"postern/internal/audit"
@@ -73,6 +74,26 @@ func (q *Queue) mayLeave(ctx context.Context, tx *store.Tx, b directory.Inbox, x
 		}
 	}
 	return time.Time{}, "", nil
+}
+
+// MayLeaveElsewhere returns why mail of b to recipients may not leave by another
+// server than this one, or nothing: sending is suspended, or an address is on the
+// project's suppression list.
+func (q *Queue) MayLeaveElsewhere(ctx context.Context, tx *store.Tx, b directory.Inbox, recipients []string) (why string, err error) {
+	_, why, err = q.mayLeave(ctx, tx, b, batch{hop: Hop{Kind: HopDirect}}, time.Now())
+	if why != "" || err != nil {
+		return strings.TrimPrefix(why, "waits: "), err
+	}
+	for _, to := range recipients {
+		reason, err := q.parts.Suppression.reason(ctx, tx, b.Project, to)
+		if err != nil {
+			return "", err
+		}
+		if reason != "" {
+			return to + " is on this project's suppression list (" + string(reason) + "); a person or the project's key can remove it", nil
+		}
+	}
+	return "", nil
 }
 
 // warm counts a batch against the daily limit of a domain that is new to direct

@@ -38,6 +38,9 @@ func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, act
 	if old.Version != version || !old.Dropped.IsZero() {
 		return oversight.Action{}, fmt.Errorf("edit action %s at version %d: %w", action, version, oversight.ErrStale)
 	}
+	if ByRequest(old.Payload) {
+		return oversight.Action{}, fmt.Errorf("%w: %w", directory.ErrInvalid, errAsItIs)
+	}
 	before, err := mail.ParsePayload(old.Payload)
 	if err != nil {
 		return oversight.Action{}, fmt.Errorf("edit action %s: %w", action, err)
@@ -105,6 +108,9 @@ func Difference(before, after oversight.Revision) ([]mail.Change, error) {
 // OpenFile implements [oversight.Opener].
 func (x sendExecutor) OpenFile(a oversight.Action, index int) (oversight.File, []byte, error) {
 	x.m.scrub.Touch()
+	if ByRequest(a.Payload) {
+		return openRequestFile(a, index)
+	}
 	env, err := mail.ParsePayload(a.Payload)
 	if err != nil {
 		return oversight.File{}, nil, fmt.Errorf("open file of action %s: %w", a.ID, err)

@@ -32,11 +32,17 @@ var (
 
 // Execute implements [oversight.Executor].
 func (x sendExecutor) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
+	if ByRequest(a.Payload) {
+		return x.m.permitRequest(ctx, a)
+	}
 	return x.m.Delivery.Execute(ctx, a)
 }
 
 // Finish implements [oversight.Finisher].
 func (x sendExecutor) Finish(ctx context.Context, tx *store.Tx, a oversight.Action, o oversight.Outcome) error {
+	if ByRequest(a.Payload) {
+		return nil // the copy is kept when the request is made
+	}
 	return x.m.Delivery.Finish(ctx, tx, a, o)
 }
 

@@ -248,6 +248,7 @@ var holdings = []struct{ table, blob string }{
 	{"mode_code", ""},
 	{"correspondent", ""},
 	{"sent_copy", ""},
+	{"mail_request", ""},
 }
 
 // purge removes the content of a deleted inbox. The wrapped keys go first, in

@@ -2,6 +2,7 @@ package mailbox
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"strings"
@@ -96,8 +97,8 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b director
 	if err != nil {
 		return Proposed{}, err
 	}
-	// All interfaces end here. In modes that ask nobody, and for addresses on an
-	// allow list, this is the only check.
+	// All interfaces that compose mail end here. In modes that ask nobody, and for
+	// addresses on an allow list, this is the only check.
 	if _, err := mail.TakeAccount(env.Raw); err != nil {
 		return Proposed{}, err
 	}
@@ -113,7 +114,23 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b director
 	if err != nil {
 		return Proposed{}, err
 	}
-	how.Inbox, how.Payload = b.ID, payload
+	how.Payload = payload
+	return m.enter(ctx, who, b, sending{request, doubts, content, int64(len(env.To)), int64(len(env.Raw))}, how)
+}
+
+// A sending is what is known of mail without the database.
+type sending struct {
+	facts      policy.Request
+	doubts     []string          // why a person decides in every mode
+	content    [sha256.Size]byte // equal for equal mails to the same recipients
+	recipients int64
+	size       int64 // bytes
+}
+
+// enter makes the action of a sending whose payload is in how.
+func (m *PostOffice) enter(ctx context.Context, who auth.Principal, b directory.Inbox, what sending, how proposalOptions) (out Proposed, err error) {
+	request, doubts, content := what.facts, what.doubts, what.content
+	how.Inbox = b.ID
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		out = Proposed{}
 		p := how.Proposal
@@ -158,7 +175,7 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b director
 				p.Note = strings.TrimSpace(p.Note + "\nthis inbox proposed the same email " + same.Age.Round(time.Second).String() + " before this one, as " + same.Action)
 			}
 		}
-		rule, left, err := m.Quotas.TakeSend(ctx, tx, b, int64(len(env.To)), int64(len(env.Raw)))
+		rule, left, err := m.Quotas.TakeSend(ctx, tx, b, what.recipients, what.size)
 		if err != nil {
 			return err
 		}
@@ -169,6 +186,11 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b director
 		if how.action != "" {
 			reader := who
 			reader.Inbox = b.ID
+			if old, err := m.gate.Find(ctx, tx, reader, how.action); err != nil {
+				return err
+			} else if ByRequest(old.Payload) {
+				return fmt.Errorf("%w: %w", directory.ErrInvalid, errAsItIs)
+			}
 			if out.Action, err = m.gate.Revise(ctx, tx, reader, how.action, how.version, p); err == nil {
 				err = m.unqueue(ctx, tx, how.action)
 			}
@@ -192,6 +214,9 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b director
 // Show implements [oversight.Executor].
 func (x sendExecutor) Show(a oversight.Action) (oversight.View, error) {
 	x.m.scrub.Touch()
+	if ByRequest(a.Payload) {
+		return x.m.showRequest(a)
+	}
 	env, err := mail.ParsePayload(a.Payload)
 	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)

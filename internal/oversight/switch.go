@@ -293,11 +293,16 @@ func (g *Gate) SwitchedOn(ctx context.Context, tx *store.Tx, project string) (ti
 // StoppedSince reports whether a switch that stops an action with request r, of no
 // inbox, was turned on in a project since a time, whether it is still on or not.
 func (g *Gate) StoppedSince(ctx context.Context, tx *store.Tx, project string, r policy.Request, since time.Time) (bool, error) {
+	return g.InboxStoppedSince(ctx, tx, project, "", r, since)
+}
+
+// InboxStoppedSince is [Gate.StoppedSince] for an action of an inbox.
+func (g *Gate) InboxStoppedSince(ctx context.Context, tx *store.Tx, project, inbox string, r policy.Request, since time.Time) (bool, error) {
 	out, err := store.List(ctx, tx, scanSwitch, `select `+switchColumns+` from kill_switch where project_id in ($1, '') and at >= $2`, project, store.Time(since))
 	if err != nil {
 		return false, fmt.Errorf("read switches: %w", err)
 	}
-	return slices.ContainsFunc(out, func(s Switch) bool { return s.Stops("", r) }), nil
+	return slices.ContainsFunc(out, func(s Switch) bool { return s.Stops(inbox, r) }), nil
 }
 
 const switchColumns = `id, project_id, scope, target, reason, person, at, until_at, stopped`
