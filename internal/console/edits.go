@@ -74,11 +74,15 @@ func (s editHandlers) editable(r *http.Request, who auth.Principal, id string) (
 	if err != nil {
 		return editPage{}, err
 	}
-	env, m, err := opened(&a)
+	o, err := opened(&a)
 	if err != nil {
 		return editPage{}, err
 	}
-	sum, err := mail.Describe(env)
+	if o.ByRequest {
+		return editPage{}, fmt.Errorf("edit action %s: it is a request that the sandbox makes itself: %w", id, oversight.ErrTooLate)
+	}
+	m := o.Message
+	sum, err := mail.Describe(o.Envelopes[0])
 	if err != nil {
 		return editPage{}, err
 	}

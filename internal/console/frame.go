@@ -264,8 +264,8 @@ func (s contentHandlers) letter(r *http.Request, who auth.Principal, id string) 
 	if subtle.ConstantTimeCompare([]byte(r.URL.Query().Get("digest")), []byte(a.Hex())) != 1 || !a.Dropped.IsZero() {
 		return mail.Message{}, errOther
 	}
-	_, m, err := opened(&a)
-	return m, err
+	o, err := opened(&a)
+	return o.Message, err
 }
 
 // raw is the source of the email that an action would send, as it will leave,
@@ -279,11 +279,14 @@ func (s contentHandlers) raw(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if err != nil {
 		return err
 	}
-	env, _, err := opened(&a)
+	o, err := opened(&a)
 	if err != nil {
 		return err
 	}
-	return download(w, id+".eml", slices.Concat(env.Prefix, env.Raw))
+	if o.ByRequest {
+		return download(w, id+".txt", o.Source)
+	}
+	return download(w, id+".eml", o.Source)
 }
 
 // file is one attachment, for a reviewer who looks into it.

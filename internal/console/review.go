@@ -63,37 +63,62 @@ func split(s string, to []string) recipient {
 	return recipient{Addr: s}
 }
 
+// A sending is what an action sends: one email, or by a request several.
+type sending struct {
+	Envelopes []mail.Envelope
+	Message   mail.Message // the only email; of several it has only the files of all
+	Source    []byte       // what leaves, byte by byte
+	ByRequest bool         // the sandbox makes a request to a mail service
+}
+
 // opened returns the email that an action would send.
-func opened(a *oversight.Action) (mail.Envelope, mail.Message, error) {
+func opened(a *oversight.Action) (o sending, err error) {
 	if a.Kind != mailbox.SendKind {
-		return mail.Envelope{}, mail.Message{}, fmt.Errorf("action %s is no email: %w", a.ID, store.ErrNotFound)
+		return o, fmt.Errorf("action %s is no email: %w", a.ID, store.ErrNotFound)
 	}
-	env, err := mail.ParsePayload(a.Payload)
-	if err != nil {
-		return mail.Envelope{}, mail.Message{}, fmt.Errorf("open action %s: %w", a.ID, err)
+	if o.ByRequest = mailbox.ByRequest(a.Payload); o.ByRequest {
+		q, err := mailbox.OpenRequest(a.Payload, a.Created)
+		if err != nil {
+			return o, fmt.Errorf("open action %s: %w", a.ID, err)
+		}
+		o.Envelopes, o.Source = q.Envelopes, a.Payload
+	} else {
+		env, err := mail.ParsePayload(a.Payload)
+		if err != nil {
+			return o, fmt.Errorf("open action %s: %w", a.ID, err)
+		}
+		o.Envelopes, o.Source = []mail.Envelope{env}, slices.Concat(env.Prefix, env.Raw)
 	}
-	m, err := mail.Parse(env.Raw)
-	if err != nil {
-		return mail.Envelope{}, mail.Message{}, fmt.Errorf("open action %s: %w", a.ID, err)
+	var files []mail.Attachment
+	for _, env := range o.Envelopes {
+		if o.Message, err = mail.Parse(env.Raw); err != nil {
+			return o, fmt.Errorf("open action %s: %w", a.ID, err)
+		}
+		files = append(files, o.Message.Attachments...)
 	}
-	return env, m, nil
+	if len(o.Envelopes) > 1 {
+		o.Message = mail.Message{}
+	}
+	o.Message.Attachments = files
+	return o, nil
 }
 
 // A review is an action as its page shows it.
 type review struct {
 	oversight.Action
 	recipients
-	Source   string // the email as it will leave, or the beginning of that
-	Cut      bool   // Source is only the beginning
-	html     string // as it came
-	HTML     bool   // it has HTML that can be rendered in a frame
-	Remote   int    // pictures in the HTML that are not fetched
-	View     oversight.View
-	Inbox    string // the address; empty if it is for none
-	Changed  bool   // what is stored is not what the digest says
-	Unshown  string // why its content cannot be shown; empty if it can
-	TextCut  bool   // View.Text is only the beginning
-	TextSize int64  // bytes of all of it
+	Source    string // the email or request as it will leave, or the beginning of that
+	Cut       bool   // Source is only the beginning
+	ByRequest bool   // the sandbox makes a request to a mail service; it cannot be edited
+	html      string // as it came
+	HTML      bool   // it has HTML that can be rendered in a frame
+	Remote    int    // pictures in the HTML that are not fetched
+	View      oversight.View
+	Inbox     string // the address; empty if it is for none
+	Changed   bool   // what is stored is not what the digest says
+	Unshown   string // why its content cannot be shown; empty if it can
+	TextCut   bool   // View.Text is only the beginning
+	TextSize  int64  // bytes of all of it
 }
 
 // Decidable reports whether a person who reads the page may approve.
@@ -176,16 +201,19 @@ func (s reviews) inspect(a oversight.Action) *review {
 
 // open reads the email that r would send.
 func (r *review) open() error {
-	env, m, err := opened(&r.Action)
+	o, err := opened(&r.Action)
 	if err != nil {
 		return err
 	}
-	if r.recipients, err = recipientsOf(env); err != nil {
-		return err
+	for _, env := range o.Envelopes {
+		one, err := recipientsOf(env)
+		if err != nil {
+			return err
+		}
+		r.To, r.Cc, r.Hidden = append(r.To, one.To...), append(r.Cc, one.Cc...), append(r.Hidden, one.Hidden...)
 	}
-	raw := slices.Concat(env.Prefix, env.Raw[:min(len(env.Raw), maxSource)])
-	r.Source, r.Cut = lines(strings.ToValidUTF8(string(raw), "\ufffd")), len(env.Raw) > maxSource
-	r.html = m.HTML
+	r.Source, r.Cut = lines(strings.ToValidUTF8(string(o.Source[:min(len(o.Source), maxSource)]), "\ufffd")), len(o.Source) > maxSource
+	r.html, r.ByRequest = o.Message.HTML, o.ByRequest
 	return nil
 }
 
