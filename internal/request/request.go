@@ -23,6 +23,7 @@ import (
 	"log/slog"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -199,7 +200,9 @@ func (a *Admission) questions(ctx context.Context, who auth.Principal, r *outgoi
 	switch v.Effect {
 	case policy.Allow:
 	case policy.Ask:
-		if a.grants != nil {
+		// An owner has decided on the permit: that is one person, without a second
+		// factor.
+		if a.grants != nil && v.Approvers <= 1 && !v.StepUp && !slices.ContainsFunc(v.Who, func(w string) bool { return !strings.HasPrefix(w, "role:") }) {
 			if id, ok := a.grants.Permitted(ctx, who, r); ok && !ambiguous(r) {
 				r.Permits = append(r.Permits, id)
 				break

@@ -1,0 +1,50 @@
+package request
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/outgoing"
+	"postern/internal/permit"
+	"postern/internal/store"
+)
+
+// Permits are the [Grants] of a register of permits.
+type Permits struct{ Register *permit.Register }
+
+var _ Grants = Permits{}
+
+// Granted implements [Grants].
+func (p Permits) Granted(ctx context.Context, who auth.Principal, secret, why string) string {
+	return p.Register.Secret(ctx, who, secret, why)
+}
+
+// Holds implements [Grants].
+func (p Permits) Holds(ctx context.Context, project, id string) bool {
+	return p.Register.InForce(ctx, project, id)
+}
+
+// Permitted implements [Grants].
+func (p Permits) Permitted(ctx context.Context, who auth.Principal, r *outgoing.Request) (id string, ok bool) {
+	return p.Register.Request(ctx, who, r.Host, r.Port, r.Method, r.Path)
+}
+
+// Make implements [Grants].
+func (p Permits) Make(ctx context.Context, tx *store.Tx, g Grant) error {
+	_, err := p.Register.Add(ctx, tx, permit.Permit{
+		Project: g.Project, Sandbox: g.Sandbox, Kind: permit.Secret, Hosts: []string{g.Host}, Secret: g.Secret, Why: g.Why,
+		Until: g.Until, Action: g.Action, Decider: g.Decider,
+	})
+	return err
+}
+
+// Of implements [Grants].
+func (p Permits) Of(ctx context.Context, tx *store.Tx, project, action string) (string, error) {
+	g, err := permit.OfAction(ctx, tx, project, action)
+	if errors.Is(err, permit.ErrNotFound) || err == nil && !g.Holds(time.Now()) {
+		return "", nil
+	}
+	return g.ID, err
+}
