@@ -146,7 +146,7 @@ func (a *attached) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error
 	}
 	var login *proxy.Auth
 	if p.Username != "" {
-		login = &proxy.Auth{User: p.Username, Password: password.Reveal()}
+		login = &proxy.Auth{User: a.personal(p.Username), Password: a.personal(password.Reveal())}
 	}
 	d, err := proxy.SOCKS5("tcp", at.String(), login, dialerFunc(a.w.cfg.Dial))
 	if err != nil {
@@ -163,6 +163,12 @@ func (a *attached) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error
 		return nil, fmt.Errorf("%w: %v", ErrProxy, err)
 	}
 	return conn, nil
+}
+
+// personal replaces E2B's placeholder in a login, so that a proxy can tell sandboxes
+// apart.
+func (a *attached) personal(s string) string {
+	return strings.ReplaceAll(s, "{{sandboxID}}", a.who.ID)
 }
 
 // A dialerFunc is a function as a dialer of package proxy.

@@ -165,6 +165,23 @@ func TestConnectionsOutsideGoThroughTheProxy(t *testing.T) {
 	}
 }
 
+func TestLoginsOfProxiesNameTheSandbox(t *testing.T) {
+	w, s, key := proxyWorld(t, "box-i1", "pass-i1", nil)
+	w.at(site+":7", echo)
+	p := &policy.Proxy{Address: "proxy.test:1080", Username: "box-{{sandboxID}}"}
+	if err := key.Seal("prj_1", p, "pass-{{sandboxID}}"); err != nil {
+		t.Fatal(err)
+	}
+	roundTrip(t, w.box("i1", policy.Egress{Internet: true, Proxy: p}).mustDial(site+":7"))
+	if len(s.requests()) != 1 {
+		t.Errorf("the proxy connected %d times, want once", len(s.requests()))
+	}
+	if c, err := w.box("i2", policy.Egress{Internet: true, Proxy: p}).dial(site + ":7"); err == nil {
+		c.Close()
+		t.Error("another sandbox has the same login")
+	}
+}
+
 func TestProxiesFailClosed(t *testing.T) {
 	for _, tc := range []struct {
 		name   string

@@ -186,6 +186,74 @@ func TestProxiesAndTokensThatCannotBeTaken(t *testing.T) {
 	}
 }
 
+// TestListsMatchAsE2Bs is E2B's order: a domain or an address in allowOut, then
+// denyOut, then the default, which is to allow.
+func TestListsMatchAsE2Bs(t *testing.T) {
+	const all = "0.0.0.0/0"
+	for _, tc := range []struct {
+		name        string
+		off         bool // allow_internet_access is false
+		allow, deny []string
+		addr, host  string
+		want        bool
+	}{
+		{"nothing", false, nil, nil, "1.1.1.1", "", true},
+		{"no Internet", true, nil, nil, "1.1.1.1", "", false},
+		{"no Internet but an address", true, []string{"1.1.1.1"}, nil, "1.1.1.1", "", true},
+		{"no Internet but a range", true, []string{"1.1.1.0/24"}, nil, "1.1.1.9", "", true},
+		{"no Internet but everything", true, []string{all}, nil, "1.1.1.1", "", true},
+		{"allowOut alone narrows nothing", false, []string{"8.8.8.8"}, nil, "1.1.1.1", "", true},
+		{"a denied address", false, nil, []string{"1.1.1.1"}, "1.1.1.1", "", false},
+		{"beside a denied address", false, nil, []string{"1.1.1.1"}, "1.1.1.2", "", true},
+		{"a denied range with host bits", false, nil, []string{"1.1.1.77/24"}, "1.1.1.1", "", false},
+		{"allow wins", false, []string{"1.1.1.1"}, []string{"1.1.1.0/24"}, "1.1.1.1", "", true},
+		{"allow wins, also the wider one", false, []string{"1.1.1.0/24"}, []string{"1.1.1.1"}, "1.1.1.1", "", true},
+		{"allow wins over all", false, []string{"1.1.1.0/24"}, []string{all}, "1.1.1.1", "", true},
+		{"all denied", false, []string{"1.1.1.0/24"}, []string{all}, "1.1.2.1", "", false},
+		{"a domain", false, []string{"example.com"}, []string{all}, "1.1.1.1", "example.com", true},
+		{"a domain in capitals", false, []string{"Example.COM"}, []string{all}, "1.1.1.1", "eXample.com", true},
+		{"another domain at its address", false, []string{"example.com"}, []string{all}, "1.1.1.1", "example.org", false},
+		{"no domain at its address", false, []string{"example.com"}, []string{all}, "1.1.1.1", "", false},
+		{"below a domain", false, []string{"example.com"}, []string{all}, "1.1.1.1", "a.example.com", false},
+		{"a wildcard", false, []string{"*.example.com"}, []string{all}, "1.1.1.1", "a.b.example.com", true},
+		{"a wildcard and its apex", false, []string{"*.example.com"}, []string{all}, "1.1.1.1", "example.com", false},
+		{"a wildcard and a longer name", false, []string{"*.example.com"}, []string{all}, "1.1.1.1", "badexample.com", false},
+		{"domains and addresses", false, []string{"example.com", "9.9.9.9"}, []string{all}, "9.9.9.9", "other.test", true},
+		{"a domain without Internet", true, []string{"example.com"}, nil, "1.1.1.1", "example.com", true},
+		{"a domain at a private address", false, []string{"example.com"}, []string{all}, "10.1.2.3", "example.com", false},
+		{"a private address", false, []string{"10.1.2.3"}, nil, "10.1.2.3", "", false},
+		{"everything but a denied range", false, []string{all}, []string{"1.1.1.0/24"}, "1.1.1.1", "", true},
+	} {
+		o, err := policy.NewOutbound(policy.Egress{Internet: !tc.off, AllowOut: tc.allow, DenyOut: tc.deny}, policy.Ceiling{Internet: true})
+		if err != nil {
+			t.Errorf("%s: %v", tc.name, err)
+			continue
+		}
+		c := policy.Connection{Addr: netip.AddrPortFrom(netip.MustParseAddr(tc.addr), 443)}
+		if tc.host != "" {
+			c.Names = []string{tc.host}
+		}
+		if v := o.Connect(c); (v.Effect == policy.Allow) != tc.want {
+			t.Errorf("%s: got %s (%s), want allowed %v", tc.name, v.Effect, v.Reason, tc.want)
+		}
+	}
+	for name, e := range map[string]policy.Egress{
+		"a domain with everything open":   {Internet: true, AllowOut: []string{"example.com"}},
+		"a domain with a range denied":    {Internet: true, AllowOut: []string{"example.com"}, DenyOut: []string{"10.0.0.0/8"}},
+		"a domain in denyOut":             {Internet: true, DenyOut: []string{"example.com"}},
+		"a bare star":                     {AllowOut: []string{"*"}},
+		"a star inside":                   {AllowOut: []string{"a.*.test"}},
+		"a URL":                           {AllowOut: []string{"https://example.com"}},
+		"a prefix that is longer than 32": {DenyOut: []string{"1.1.1.1/33"}},
+		"an address with a leading zero":  {DenyOut: []string{"1.1.1.01"}},
+		"an empty entry":                  {AllowOut: []string{""}},
+	} {
+		if err := e.Validate(); !errors.Is(err, policy.ErrInvalid) {
+			t.Errorf("%s: got error %v, want ErrInvalid", name, err)
+		}
+	}
+}
+
 // FuzzParseTemplate: parts say what the value says, and no text part begins a
 // placeholder.
 func FuzzParseTemplate(f *testing.F) {
