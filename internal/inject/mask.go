@@ -1,27 +1,344 @@
 package inject
 
 import (
+	"bytes"
+	"cmp"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
 	"io"
 	"net/http"
+	"net/url"
+	"slices"
 )
 
-// A Mask overwrites values in what a server sends back.
-type Mask struct{}
+// Shortest is the length in bytes from which a value is masked. A shorter one
+// would be found by chance in any answer.
+const Shortest = 6
 
-// NewMask returns a mask for values.
-func NewMask(values ...Value) *Mask { return &Mask{} }
+const (
+	// maskChar stands for each byte of a masked value.
+	maskChar = '*'
+	// leak is how many bytes of a value's beginning pass if an answer pauses
+	// there. With none, each pause behind a byte with which a value begins would
+	// hold the byte back, and with it the end of a WebSocket message.
+	leak = 3
+	// maskBuffer is how many bytes are read at a time.
+	maskBuffer = 32 << 10
+)
 
-// Header masks h in place and returns how many values it masked.
-func (m *Mask) Header(h http.Header) int { return 0 }
+// A Mask overwrites values in what a server sends back, without a change of
+// length: as they are, in upper and lower case, reversed, in hex, in base64 (at
+// each offset, both alphabets), and with any bytes of them percent-encoded or
+// escaped as in JSON and HTML.
+//
+// It stops servers that echo what they got. It does not stop a server that helps
+// the sandbox, which could send a value in a code of its own.
+type Mask struct {
+	fixed []pattern
+	flex  []flexible
+	has   [256]bool // which bytes flex has
+	// A window of min bytes is compared with the first min bytes of all patterns
+	// at once (Wu and Manber): shift has how far it can move when it ends with
+	// two bytes of a hash, and ends which patterns' windows end with them.
+	min   int
+	shift [pairs]uint8
+	ends  map[uint16][]int
+	long  int // bytes of the longest pattern
+}
 
-// Reader returns r with all values masked. It has r's length.
-func (m *Mask) Reader(r io.Reader) *MaskedReader { return &MaskedReader{r} }
+// A pattern is an encoding of a value with one spelling.
+type pattern []byte
+
+// A span is a masked part of a buffer.
+type span struct{ start, end int }
+
+const pairs = 1 << 13
+
+func hash(a, b byte) uint16 { return uint16(a&0x7f)<<6 | uint16(b&0x3f) }
+
+// NewMask returns a mask for values: their values and session tokens. Access key
+// IDs are not secret.
+func NewMask(values ...Value) *Mask {
+	m := &Mask{ends: map[uint16][]int{}}
+	for _, v := range values {
+		m.add(v.Value)
+		m.add(v.SessionToken)
+	}
+	slices.SortFunc(m.fixed, func(a, b pattern) int { return bytes.Compare(a, b) })
+	m.fixed = slices.CompactFunc(m.fixed, func(a, b pattern) bool { return bytes.Equal(a, b) })
+	m.build()
+	return m
+}
+
+// add adds all encodings of v.
+func (m *Mask) add(v []byte) {
+	if len(v) < Shortest {
+		return
+	}
+	put := func(b []byte) { m.fixed = append(m.fixed, b) }
+	backwards := bytes.Clone(v)
+	slices.Reverse(backwards)
+	digits := []byte(hex.EncodeToString(v))
+	for _, b := range [][]byte{
+		bytes.Clone(v), bytes.ToLower(v), bytes.ToUpper(v), backwards, digits, bytes.ToUpper(digits),
+		[]byte(url.QueryEscape(string(v))), []byte(url.PathEscape(string(v))),
+	} {
+		put(b)
+	}
+	if b, err := encodeJSON(v); err == nil {
+		put(b)
+	}
+	m.flex = append(m.flex, flexible{bytes.Clone(v)})
+	for offset := range 3 {
+		std := base64At(base64.RawStdEncoding, v, offset)
+		put(std)
+		put(base64At(base64.RawURLEncoding, v, offset))
+		if bytes.ContainsAny(std, "+/") {
+			m.flex = append(m.flex, flexible{bytes.Clone(std)})
+		}
+	}
+}
+
+// base64At returns the characters that v alone decides when it stands offset
+// bytes behind a multiple of three. At either end a character may be left out
+// that has bits of a neighbour.
+func base64At(e *base64.Encoding, v []byte, offset int) []byte {
+	padded := append(make([]byte, offset, offset+len(v)), v...)
+	out := make([]byte, e.EncodedLen(len(padded)))
+	e.Encode(out, padded)
+	clear(padded)
+	return out[(offset*8+5)/6 : (offset+len(v))*8/6]
+}
+
+// build fills the tables.
+func (m *Mask) build() {
+	for _, p := range m.fixed {
+		m.long = max(m.long, len(p))
+		if m.min == 0 || len(p) < m.min {
+			m.min = len(p)
+		}
+	}
+	for _, f := range m.flex {
+		m.long = max(m.long, f.longest())
+		for _, c := range f.value {
+			m.has[c] = true
+		}
+	}
+	m.min = min(m.min, 128)
+	for i := range m.shift {
+		m.shift[i] = uint8(max(m.min-1, 0)) // most pairs of bytes are in no pattern
+	}
+	for i, p := range m.fixed {
+		for j := 1; j < m.min; j++ {
+			h := hash(p[j-1], p[j])
+			m.shift[h] = min(m.shift[h], uint8(m.min-1-j))
+			if j == m.min-1 {
+				m.ends[h] = append(m.ends[h], i)
+			}
+		}
+	}
+}
+
+// Wipe overwrites the values that m has. It must not be used afterwards.
+func (m *Mask) Wipe() {
+	for _, p := range m.fixed {
+		clear(p)
+	}
+	for _, f := range m.flex {
+		clear(f.value)
+	}
+	m.fixed, m.flex, m.min = nil, nil, 0
+}
+
+// Header masks names and values of h in place and returns how many it masked.
+// Trailers need a call of their own.
+func (m *Mask) Header(h http.Header) int {
+	hits := 0
+	for name, values := range h {
+		if spans := m.find(nil, []byte(name), 0, 0); len(spans) > 0 {
+			delete(h, name)
+			hits++
+			continue
+		}
+		for i, v := range values {
+			b := []byte(v)
+			spans, n := merge(m.find(nil, b, 0, 0))
+			for _, s := range spans {
+				fill(b, s)
+			}
+			if n > 0 {
+				values[i] = string(b)
+				hits += n
+			}
+		}
+	}
+	return hits
+}
+
+func fill(b []byte, s span) {
+	for i := s.start; i < s.end; i++ {
+		b[i] = maskChar
+	}
+}
+
+// merge returns the spans in order and without overlaps, and their number.
+func merge(spans []span) ([]span, int) {
+	slices.SortFunc(spans, func(a, b span) int { return cmp.Or(cmp.Compare(a.start, b.start), cmp.Compare(a.end, b.end)) })
+	out := spans[:0]
+	for _, s := range spans {
+		if n := len(out); n > 0 && s.start < out[n-1].end {
+			out[n-1].end = max(out[n-1].end, s.end)
+			continue
+		}
+		out = append(out, s)
+	}
+	return out, len(out)
+}
+
+// find appends to spans the values of b that begin at from or later and end
+// behind seen. They may overlap.
+func (m *Mask) find(spans []span, b []byte, from, seen int) []span {
+	if m.min == 0 {
+		return spans
+	}
+	for pos := from + m.min - 1; pos < len(b); {
+		if s := m.shift[hash(b[pos-1], b[pos])]; s > 0 {
+			pos += int(s)
+			continue
+		}
+		start := pos - m.min + 1
+		for _, i := range m.ends[hash(b[pos-1], b[pos])] {
+			if p := m.fixed[i]; bytes.HasPrefix(b[start:], p) && start+len(p) > seen {
+				spans = append(spans, span{start, start + len(p)})
+			}
+		}
+		pos++
+	}
+	return m.findEscaped(spans, b, from, seen)
+}
+
+// begins returns where the first value could begin of which b has only the
+// beginning, or len(b).
+func (m *Mask) begins(b []byte) int {
+	first := len(b)
+	for _, p := range m.fixed {
+		from := max(len(b)-len(p)+1, 0)
+		for from < first {
+			i := bytes.IndexByte(b[from:first], p[0])
+			if i < 0 {
+				break
+			}
+			from += i
+			if bytes.HasPrefix(p, b[from:]) {
+				first = from
+				break
+			}
+			from++
+		}
+	}
+	for i := range m.flex {
+		f := &m.flex[i]
+		for from := max(len(b)-f.longest(), 0); from < first; from++ {
+			if !f.starts(b[from]) {
+				continue
+			}
+			if _, state := match(f.value, b, from); state == partial {
+				first = from
+				break
+			}
+		}
+	}
+	return first
+}
+
+// Reader returns a reader of r with all values masked. It has r's length and
+// returns r's errors. It holds back only what may be the beginning of a value.
+func (m *Mask) Reader(r io.Reader) *MaskedReader { return &MaskedReader{mask: m, r: r} }
 
 // A MaskedReader reads an answer without values.
-type MaskedReader struct{ io.Reader }
+type MaskedReader struct {
+	mask *Mask
+	r    io.Reader
+	err  error
+	hits int
 
-// Hits returns how many values have been masked.
-func (r *MaskedReader) Hits() int { return 0 }
+	// buf has the last bytes that were returned, what may be returned, and what
+	// is held back.
+	buf   []byte
+	sent  int // all before it has been returned
+	ready int // all before it may be returned
+	spans []span
+}
 
-// Wipe overwrites the values.
-func (m *Mask) Wipe() {}
+// Hits returns how many values have been masked so far.
+func (r *MaskedReader) Hits() int { return r.hits }
+
+// Read implements io.Reader.
+func (r *MaskedReader) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if r.mask.min == 0 {
+		return r.r.Read(p)
+	}
+	for idle := 0; r.sent == r.ready; {
+		if r.err != nil {
+			return 0, r.err
+		}
+		if idle == 100 {
+			return 0, io.ErrNoProgress
+		}
+		if r.fetch() == 0 {
+			idle++
+		}
+	}
+	n := copy(p, r.buf[r.sent:r.ready])
+	for _, s := range r.spans {
+		s.start, s.end = max(s.start-r.sent, 0), min(s.end-r.sent, n)
+		if s.start < s.end {
+			fill(p, s)
+		}
+	}
+	r.sent += n
+	return n, nil
+}
+
+// fetch reads more, looks for values in it, and returns how many bytes it read.
+func (r *MaskedReader) fetch() int {
+	if r.buf == nil {
+		r.buf = make([]byte, 0, maskBuffer+2*r.mask.long)
+	}
+	if drop := r.sent - leak; drop > 0 {
+		r.buf = r.buf[:copy(r.buf, r.buf[drop:])]
+		r.sent -= drop
+		spans := r.spans[:0]
+		for _, s := range r.spans {
+			if s.end > drop {
+				spans = append(spans, span{max(s.start-drop, 0), s.end - drop})
+			}
+		}
+		r.spans = spans
+	}
+	seen := len(r.buf)
+	n, err := r.r.Read(r.buf[seen:cap(r.buf)])
+	if n < 0 || n > cap(r.buf)-seen {
+		n, err = 0, errors.New("read answer: its reader returned an impossible length")
+	}
+	r.buf, r.err = r.buf[:seen+n], err
+	if n > 0 {
+		before := len(r.spans)
+		found, count := merge(r.mask.find(nil, r.buf, 0, seen))
+		if count > 0 {
+			r.spans, count = merge(append(r.spans, found...))
+			r.hits += max(count-before, 0) // it may join two that were found before
+		}
+	}
+	r.ready = len(r.buf)
+	if r.err == nil {
+		if first := r.mask.begins(r.buf); len(r.buf)-first > leak {
+			r.ready = max(first, r.sent)
+		}
+	}
+	return n
+}

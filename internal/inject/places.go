@@ -103,7 +103,7 @@ func encodeQuery(v []byte) ([]byte, error) { return []byte(url.QueryEscape(strin
 func headerPlaces(h http.Header, name string, i int) []place {
 	value := h[name][i]
 	where := "header " + short(http.CanonicalHeaderKey(name))
-	if isAuthorization(name) && strings.HasPrefix(value, algorithm) {
+	if isAuthorization(name) && strings.HasPrefix(value, "AWS4-") {
 		where = whereAWS
 	}
 	whole := place{where: where, text: []byte(value), encode: encodeHeader, put: func(b []byte) error {

@@ -195,7 +195,7 @@ func (s *Signature) fits(host string) error {
 			break
 		}
 	}
-	if labels[len(labels)-1] == "s3" && !s.s3() {
+	if slices.Contains(labels, "s3") && !s.s3() {
 		return fmt.Errorf("signed for service %q, and the host is s3's", short(s.Service))
 	}
 	return nil
