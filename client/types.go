@@ -31,6 +31,10 @@ type (
 	DeliveryState    = api.DeliveryState
 	Direction        = api.Direction
 	Domain           = api.Domain
+	Secret           = api.Secret
+	SecretChange     = api.SecretChange
+	SecretValue      = api.SecretValue
+	NewSecret        = api.NewSecret
 	DomainRecord     = api.DomainRecord
 	DomainRecords    = api.DomainRecords
 	DomainState      = api.DomainState
@@ -167,6 +171,11 @@ const (
 	DeliveryUncertain       = api.DeliveryUncertain
 	DeliveryCancelled       = api.DeliveryCancelled
 	DomainPending           = api.DomainPending
+	SecretPlain             = api.SecretPlain
+	SecretAWS               = api.SecretAWS
+	SecretAlways            = api.SecretAlways
+	SecretFirst             = api.SecretFirst
+	SecretNever             = api.SecretNever
 	DomainVerified          = api.DomainVerified
 	DomainDegraded          = api.DomainDegraded
 	DomainLost              = api.DomainLost

@@ -20,6 +20,8 @@ import (
 type wire struct{ in, out any }
 
 var operations = map[string]wire{
+	"listSecrets": {nil, api.SecretList{}}, "createSecret": {api.NewSecret{}, api.Secret{}}, "getSecret": {nil, api.Secret{}},
+	"updateSecret": {api.SecretChange{}, api.Secret{}}, "rotateSecret": {api.SecretValue{}, api.Secret{}}, "deleteSecret": {nil, nil},
 	"listDomains": {nil, api.DomainList{}}, "addDomain": {api.NewDomain{}, api.Domain{}}, "getDomain": {nil, api.Domain{}},
 	"removeDomain": {nil, api.RemovedDomain{}}, "getDomainRecords": {nil, api.DomainRecords{}}, "verifyDomain": {nil, api.Domain{}},
 	"listInboxes": {nil, api.InboxList{}}, "createInbox": {api.NewInbox{}, api.Inbox{}}, "getInbox": {nil, api.Inbox{}},

@@ -457,6 +457,15 @@ var operations = []operation{
 	{"POST", "/v1/signing/{id}/check", onlyPeople, 404, func(x *trial) { x.id = "agents.test" }},
 	{"DELETE", "/v1/signing/{id}/keys/{key}", onlyPeople, 404, func(x *trial) { x.id = "agents.test" }},
 
+	{"GET", "/v1/secrets", onlyManagers, 200, nil},
+	{"POST", "/v1/secrets", onlyManagers, 201, body(`{"name":"new-%d","value":"12345678"}`)},
+	{"GET", "/v1/secrets/{id}", ofOurManagers, 200, (*trial).secret},
+	{"PATCH", "/v1/secrets/{id}", ofOurManagers, 200, (*trial).secret},
+	{"POST", "/v1/secrets/{id}/rotation", ofOurManagers, 200, func(x *trial) {
+		x.secret()
+		x.body = `{"value":"87654321"}`
+	}},
+	{"DELETE", "/v1/secrets/{id}", ofOurManagers, 204, (*trial).secret},
 	{"GET", "/v1/domains", onlyManagers, 200, nil},
 	{"POST", "/v1/domains", onlyManagers, 201, body(`{"domain":"new-%d.example"}`)},
 	{"GET", "/v1/domains/{id}", ofOurManagers, 200, (*trial).domain},
@@ -585,6 +594,11 @@ func (x *trial) suppressed() {
 	for _, who := range []string{"person", "foreign person"} {
 		x.f.do(x.t, who, "POST", "/v1/suppression", x.body)
 	}
+}
+
+func (x *trial) secret() {
+	x.id = x.f.do(x.t, "person", "POST", "/v1/secrets", fmt.Sprintf(`{"name":"one-%d","value":"12345678","hosts":["a.example"]}`, x.n)).field(x.t, "id")
+	x.body = `{"metadata":{"a":"b"}}`
 }
 
 func (x *trial) domain() {

@@ -42,6 +42,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/rulebook"
+	"postern/internal/secret"
 	"postern/internal/semaphore"
 	"postern/internal/store"
 	"postern/internal/webhook"
@@ -81,6 +82,7 @@ type Config struct {
 	People   *people.People   // required
 	Record   *audit.Keeper    // makes checkpoints; nil means that this server makes none
 	Notify   *notify.Notifier // tells people of what waits; nil means that nobody is told
+	Secrets  *secret.Store    // nil means that this server has none
 	Signup   bool             // anybody may make an account, in the oldest project
 }
 
@@ -172,6 +174,7 @@ func (s *Server) table() []route {
 		keyServer{a, s.post}.routes(),
 		grantServer{a, s.post}.routes(),
 		domainServer{s.domains}.routes(),
+		secretServer{s.conf.Secrets}.routes(),
 		messageServer{a, s.post}.routes(),
 		quarantineServer{a, s.post}.routes(),
 		threadServer{a, s.post}.routes(),

@@ -30,6 +30,7 @@ import (
 	"postern/internal/people"
 	"postern/internal/policy"
 	"postern/internal/rulebook"
+	"postern/internal/secret"
 	"postern/internal/store"
 	"postern/internal/storetest"
 	"postern/internal/webhook"
@@ -126,9 +127,13 @@ func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 	if f.record, err = audit.NewKeeper(log, db, audit.KeeperConfig{Signer: checkpointSigner(t)}); err != nil {
 		t.Fatal(err)
 	}
+	secrets, err := secret.New(ctx, log, db, secret.Config{Server: make([]byte, 32)})
+	if err != nil {
+		t.Fatal(err)
+	}
 	book := rulebook.New(log, db)
 	f.gate.Handle(policy.KindChange, book)
-	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book})
+	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets})
 	f.srv = srv
 	byKey := f.byKey
 	byWho := func(name string, who auth.Principal) {

@@ -23,6 +23,7 @@ import (
 	"postern/internal/people"
 	"postern/internal/quota"
 	"postern/internal/rulebook"
+	"postern/internal/secret"
 	"postern/internal/signing"
 	"postern/internal/store"
 	"postern/internal/webhook"
@@ -67,6 +68,8 @@ var kinds = map[string]kind{
 	"method_not_allowed":     {405, "Method not allowed", "Use one of the methods in the header Allow."},
 	"domain_not_verified":    {403, "Domain not verified", "The domain of this inbox is lost or another project's. GET /v1/domains/{id}/records says what is missing in the DNS."},
 	"domain_taken":           {409, "Domain taken", "This project has the domain already, or another one holds it or a domain above it."},
+	"secret_exists":          {409, "Name taken", "Choose another name, or replace the value at POST /v1/secrets/{id}/rotation."},
+	"secret_changed":         {409, "Changed in the database", "The secret's row is not as this server wrote it, so it is not used. Delete it and create it again, and find out who changed it."},
 	"domain_in_use":          {409, "Domain in use", "Delete the inboxes that have addresses in it first."},
 	"no_checkpoint":          {409, "No checkpoint yet", "The entry is newer than each checkpoint. The server makes one within minutes; POST /v1/audit/checkpoint makes one now."},
 	"record_broken":          {409, "The record does not hold", "It does not continue what was signed, or its chain is broken, so no checkpoint is signed. Keep a copy of the database as it is; see docs/reference/audit.md."},
@@ -96,7 +99,7 @@ func classify(err error) (code, detail string) {
 	var blocked *blockedError
 	var broken *audit.BrokenError
 	detail = err.Error()
-	for _, sentinel := range []error{errRequest, directory.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid, rulebook.ErrInvalid} {
+	for _, sentinel := range []error{errRequest, directory.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid, rulebook.ErrInvalid, secret.ErrInvalid} {
 		// The text before the sentinel is context for the log; the detail begins with the field.
 		if _, after, ok := strings.Cut(detail, sentinel.Error()+": "); ok && errors.Is(err, sentinel) {
 			detail = after
@@ -119,7 +122,7 @@ func classify(err error) (code, detail string) {
 		return "forbidden", detail
 	case errors.As(err, &tooBig):
 		return "too_large", fmt.Sprintf("body: is larger than %d bytes", tooBig.Limit)
-	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, audit.ErrSize), errors.Is(err, directory.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, domain.ErrInvalid), errors.Is(err, rulebook.ErrInvalid), errors.Is(err, people.ErrNoFactor):
+	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, audit.ErrSize), errors.Is(err, directory.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, secret.ErrInvalid), errors.Is(err, domain.ErrInvalid), errors.Is(err, rulebook.ErrInvalid), errors.Is(err, people.ErrNoFactor):
 		return "invalid_request", detail
 	case errors.Is(err, oversight.ErrReason):
 		return "invalid_request", "reason: " + oversight.ErrReason.Error()
@@ -139,6 +142,10 @@ func classify(err error) (code, detail string) {
 		return "no_checkpoint", detail
 	case errors.Is(err, audit.ErrFork), errors.As(err, &broken):
 		return "record_broken", detail
+	case errors.Is(err, secret.ErrExists):
+		return "secret_exists", detail
+	case errors.Is(err, secret.ErrForged):
+		return "secret_changed", detail
 	case errors.Is(err, signing.ErrInUse):
 		return "key_in_use", detail
 	case errors.Is(err, domain.ErrInUse):
@@ -157,9 +164,9 @@ func classify(err error) (code, detail string) {
 		return "idempotency_key_reused", detail
 	case errors.Is(err, quota.ErrLimit):
 		return "limit_reached", detail
-	case errors.Is(err, oversight.ErrFull), errors.Is(err, errCrowded), errors.Is(err, auth.ErrTooMany):
+	case errors.Is(err, oversight.ErrFull), errors.Is(err, errCrowded), errors.Is(err, auth.ErrTooMany), errors.Is(err, secret.ErrTooMany):
 		return "too_many_requests", detail
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, keyring.ErrNoKey), errors.Is(err, webhook.ErrNotFound), errors.Is(err, signing.ErrNotFound):
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, keyring.ErrNoKey), errors.Is(err, webhook.ErrNotFound), errors.Is(err, secret.ErrNotFound), errors.Is(err, signing.ErrNotFound):
 		return "not_found", detail
 	case errors.Is(err, errMethod):
 		return "method_not_allowed", detail
