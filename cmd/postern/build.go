@@ -107,13 +107,13 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if d.proxyKey, err = egress.NewProxyKey(key); err != nil {
 		return err
 	}
+	if err := d.buildSecrets(ctx, key); err != nil {
+		return err
+	}
 	if d.wall, err = d.newWall(); err != nil {
 		return err
 	}
 	d.connections.Watch(d.wall.Projects, d.wall.Recheck)
-	if err := d.buildSecrets(ctx, key); err != nil {
-		return err
-	}
 	d.vols, err = volume.New(d.log, d.db, volume.Config{Server: d.server, Dir: filepath.Join(d.conf.Data, "volumes"), Key: key, SizeMB: d.conf.VolumeMB, MaxVolumes: d.conf.MaxVolumes, Wanted: d.wanted})
 	if err != nil {
 		return err
