@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"reflect"
 	"strings"
@@ -93,6 +94,7 @@ var Variables = []struct{ Name, Type, Meaning string }{
 	{"query", "map(string, list(string))", "of a request: the values of each parameter"},
 	{"headers", "map(string, string)", "of a request: header fields by their names in lower case"},
 	{"secrets", "list(string)", "names of the secrets that are put on a request"},
+	{"packages", "map(string, list(string))", "the hosts of package registries: packages.npm, packages.pypi, …"},
 	{"detail", "map(string, string)", "what this kind alone has: host and port of a connection, the mode asked for"},
 }
 
@@ -110,7 +112,7 @@ var environment = sync.OnceValues(func() (*cel.Env, error) {
 		cel.Variable("detail", cel.MapType(cel.StringType, cel.StringType)),
 		cel.Variable("host", cel.StringType), cel.Variable("method", cel.StringType), cel.Variable("path", cel.StringType),
 		cel.Variable("query", cel.MapType(cel.StringType, list)), cel.Variable("headers", cel.MapType(cel.StringType, cel.StringType)),
-		cel.Variable("secrets", list),
+		cel.Variable("secrets", list), cel.Variable("packages", cel.MapType(cel.StringType, list)),
 		// 'mail.example.com'.under('example.com'), and the domain itself. With
 		// endsWith alone notexample.com is let through, too.
 		cel.Function("under", cel.MemberOverload("string_under_string", []*cel.Type{cel.StringType, cel.StringType}, cel.BoolType,
@@ -223,10 +225,15 @@ func (c *condition) possible(known map[string]any) bool {
 	}
 	var unknown []*cel.AttributePatternType
 	for _, v := range Variables {
+		if v.Name == "packages" { // the same for every request
+			continue
+		}
 		if _, ok := known[v.Name]; !ok {
 			unknown = append(unknown, cel.AttributePattern(v.Name))
 		}
 	}
+	known = maps.Clone(known)
+	known["packages"] = registryHosts()
 	vars, err := cel.PartialVars(known, unknown...)
 	if err != nil {
 		return true
@@ -269,6 +276,7 @@ func (d *Document) facts(r Request) map[string]any {
 		"history": historyFacts{r.History.Sent, int64(r.History.Known), r.History.Replies},
 		"time":    r.Time, "hour": int64(local.Hour()), "weekday": weekdays[local.Weekday()], "detail": detail,
 		"host": h.Host, "method": h.Method, "path": h.Path, "query": h.Query, "headers": h.Headers, "secrets": h.Secrets,
+		"packages": registryHosts(),
 	}
 }
 

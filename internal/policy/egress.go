@@ -69,6 +69,12 @@ type Ceiling struct {
 	// opens no private address, and 169.254.0.0/16 not the metadata service.
 	// A name never opens such an address, whatever it resolves to.
 	Allow []string
+	// Packages are the registries that sandboxes which ask for them may read although
+	// neither Internet nor Allow allows their hosts.
+	Packages []string
+	// Mirrors stand for registries. Sandboxes that ask for these may read them wherever
+	// they are, also at private addresses: the operator has named them.
+	Mirrors []Mirror
 }
 
 // A Connection is what is known of one before it is made.
@@ -84,6 +90,7 @@ type Outbound struct {
 	internet, ceilingInternet bool
 	allow, deny, ceiling      entries
 	egress                    Egress
+	packages                  Packages
 }
 
 // entries is a parsed list.
@@ -132,6 +139,9 @@ func NewOutbound(e Egress, c Ceiling) (*Outbound, error) {
 		i := slices.IndexFunc(e.AllowOut, func(s string) bool { _, err := parsePrefix(s); return err != nil })
 		return nil, fmt.Errorf(`%w: allowOut[%d] %q: a name needs "0.0.0.0/0" in denyOut, or no Internet access`, ErrInvalid, i, e.AllowOut[i])
 	}
+	if o.packages, err = newPackages(e, c); err != nil {
+		return nil, err
+	}
 	o.internet = o.internet && !o.deny.all() || o.allow.all()
 	o.ceilingInternet = o.ceilingInternet || o.ceiling.all()
 	return o, nil
@@ -140,11 +150,18 @@ func NewOutbound(e Egress, c Ceiling) (*Outbound, error) {
 // Egress returns what the sandbox asked for. The caller does not change it.
 func (o *Outbound) Egress() *Egress { return &o.egress }
 
+// Packages returns the registries that the sandbox may read.
+func (o *Outbound) Packages() *Packages { return &o.packages }
+
 // Connect decides on a connection. Reasons are sentences for people.
 func (o *Outbound) Connect(c Connection) Verdict {
 	a := c.Addr.Addr().Unmap().WithZone("")
 	if !a.IsValid() {
 		return deny("", "the destination is no address")
+	}
+	inCeiling := func(n string) bool { return o.ceilingInternet || o.ceiling.addr(a) || o.ceiling.name(n) }
+	if at, ok := o.packages.connect(c, inCeiling); ok {
+		return Verdict{Effect: Allow, Rule: RulePackages, Reason: at.host + " serves packages of " + at.registry}
 	}
 	kind, explicit := kindOf(a), ""
 	if kind.name != "" || c.Own {
@@ -161,7 +178,7 @@ func (o *Outbound) Connect(c Connection) Verdict {
 	var within bool
 	for _, n := range names {
 		n, _ = Name(n)
-		if explicit == "" && !o.ceilingInternet && !o.ceiling.addr(a) && !o.ceiling.name(n) {
+		if explicit == "" && !inCeiling(n) {
 			continue
 		}
 		within = true
@@ -192,6 +209,9 @@ func (o *Outbound) MayByName(c Connection) bool {
 	a := c.Addr.Addr().Unmap().WithZone("")
 	kind := kindOf(a)
 	open := kind.name == "" && !c.Own
+	if slices.ContainsFunc(o.packages.places, func(at place) bool { return (at.mirror || open) && slices.Contains(at.ports, c.Addr.Port()) }) {
+		return true
+	}
 	if !open && o.ceiling.explicit(a, kind, c.Own) == "" {
 		return false
 	}
@@ -207,6 +227,9 @@ func (o *Outbound) Resolve(name string) Verdict {
 	n, err := Name(name)
 	if err != nil {
 		return deny("name", err.Error())
+	}
+	if o.packages.resolve(n, o.ceilingInternet || o.ceiling.name(n)) {
+		return Verdict{Effect: Allow, Rule: RulePackages, Reason: n + " serves packages"}
 	}
 	if special := localName(n); special != "" && !o.ceiling.name(n) {
 		return deny("name", fmt.Sprintf("%s is %s and never looked up", n, special))
