@@ -344,7 +344,7 @@ func (c *Config) validate() error {
 }
 
 func (c *Config) ceiling() policy.Ceiling {
-	return policy.Ceiling{Internet: c.Egress == "allow", Allow: c.EgressAllow}
+	return c.PermitSettings.ceiling(policy.Ceiling{Internet: c.Egress == "allow", Allow: c.EgressAllow})
 }
 
 // limits returns how often the control API may be called.

@@ -1,24 +1,51 @@
 package main
 
 import (
+	"strings"
+
 	"github.com/spf13/pflag"
 
 	"postern/internal/permit"
+	"postern/internal/policy"
 )
 
 // PermitSettings is what sandboxes can be allowed beyond the ceiling.
 type PermitSettings struct {
+	AllowPackages  []string // package registries that sandboxes may read beyond the ceiling
+	PackageMirrors []string // "registry=URL": servers that stand for registries
+
 	Permits string // "on" or "off": whether owners can open hosts to sandboxes that the ceiling does not
 }
 
 func (c *PermitSettings) flags(fs *pflag.FlagSet) {
+	fs.Var(&list{values: &c.AllowPackages}, "allow-packages", "package `registry` (npm, pypi, debian, go, crates) that sandboxes which ask for it may read, even where --egress does not allow its hosts; may be repeated")
+	fs.Var(&list{values: &c.PackageMirrors}, "package-mirror", "`registry=URL` of a server of yours that stands for a package registry, such as npm=https://mirror.example/npm; sandboxes that ask for the registry may read it wherever it is; may be repeated")
 	fs.StringVar(&c.Permits, "permits", "on", "on or off: whether code in a sandbox may propose hosts that it wants to reach, and an owner who approves that opens them for a time, also beyond --egress. See docs/reference/network.md")
 }
 
 func (c *PermitSettings) validate(bad func(flag, format string, args ...any)) {
+	if _, err := policy.ParsePackages(strings.Join(c.AllowPackages, ",")); err != nil {
+		bad("allow-packages", "%v", err)
+	}
+	for _, m := range c.PackageMirrors {
+		if _, err := policy.ParseMirror(m); err != nil {
+			bad("package-mirror", "%v", err)
+		}
+	}
 	if c.Permits != "on" && c.Permits != "off" {
 		bad("permits", "%q: want on or off", c.Permits)
 	}
+}
+
+// ceiling adds the packages to a ceiling.
+func (c *PermitSettings) ceiling(to policy.Ceiling) policy.Ceiling {
+	to.Packages = c.AllowPackages
+	for _, m := range c.PackageMirrors {
+		if m, err := policy.ParseMirror(m); err == nil { // checked by validate
+			to.Mirrors = append(to.Mirrors, m)
+		}
+	}
+	return to
 }
 
 func (c *PermitSettings) permits() permit.Config { return permit.Config{Off: c.Permits == "off"} }

@@ -3,6 +3,7 @@ package e2bapi
 import (
 	"fmt"
 	"net/http"
+	"strings"
 
 	"postern/internal/auth"
 	"postern/internal/policy"
@@ -17,6 +18,7 @@ type network struct {
 	HTTPSPorts         []int                     `json:"httpsPorts"`
 	EgressProxy        *egressProxy              `json:"egressProxy"`
 	Rules              map[string][]*networkRule `json:"rules"`
+	Packages           []string                  `json:"packages"` // Postern's own
 }
 
 // egressProxy is E2B's object of that name. The password is never answered.
@@ -57,6 +59,9 @@ func (s *Server) egress(who auth.Principal, b *newSandbox) (policy.Egress, error
 			e.Tokens[name] = policy.Token{Audience: t.Audience, Type: t.TokenType}
 		}
 	}
+	if err := b.packages(&e); err != nil {
+		return policy.Egress{}, err
+	}
 	if n := b.Network; n != nil {
 		e.AllowOut, e.DenyOut = n.AllowOut, n.DenyOut
 		if err := s.addRules(&e, who, n.Rules, n.EgressProxy); err != nil {
@@ -64,6 +69,21 @@ func (s *Server) egress(who auth.Principal, b *newSandbox) (policy.Egress, error
 		}
 	}
 	return e, e.Validate()
+}
+
+// PackagesMetadata is the metadata key whose value names the package registries
+// that a new sandbox may read, such as "npm, pypi". Clients that can send it have
+// the field network.packages instead.
+const PackagesMetadata = "postern.packages"
+
+// packages sets the package registries that are asked for.
+func (b *newSandbox) packages(e *policy.Egress) (err error) {
+	asked := b.Metadata[PackagesMetadata]
+	if b.Network != nil {
+		asked = strings.Join(append([]string{asked}, b.Network.Packages...), ",")
+	}
+	e.Packages, err = policy.ParsePackages(asked)
+	return err
 }
 
 // addRules adds rules and a proxy to e, whose Tokens are known.

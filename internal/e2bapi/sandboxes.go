@@ -120,6 +120,15 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 	if !strings.HasPrefix(r.URL.Path, "/v2/") {
 		unset = 15 * time.Second
 	}
+	// The operator's mirrors, unless the creator says otherwise.
+	for name, value := range s.conf.Ceiling.Environment(egress.Packages) {
+		if _, ok := b.EnvVars[name]; !ok {
+			if b.EnvVars == nil {
+				b.EnvVars = map[string]string{}
+			}
+			b.EnvVars[name] = value
+		}
+	}
 	options, err := b.options(timeoutOf(b.Timeout, unset), s.conf.PublicPorts)
 	if err != nil {
 		return err

@@ -10,12 +10,15 @@ import (
 // them.
 
 // connect decides on a connection. Inspect means that only a grant for requests
-// allows it: then the connection may be made only if each of its requests is
+// allows it, or that it is to a registry, which may only be read: then the connection may be made only if each of its requests is
 // inspected.
 func (a *attached) connect(ctx context.Context, c policy.Connection) (v policy.Verdict, inspect bool) {
 	v = a.rules.Load().Connect(c)
 	// The attack: a permitted name that its owner points to a private address.
-	if v.Effect == policy.Allow || a.w.cfg.Grants == nil || !c.Public() {
+	if v.Effect == policy.Allow {
+		return v, v.Rule == policy.RulePackages // which are only read
+	}
+	if a.w.cfg.Grants == nil || !c.Public() {
 		return v, false
 	}
 	for _, n := range c.Names {
@@ -38,7 +41,7 @@ func (a *attached) connect(ctx context.Context, c policy.Connection) (v policy.V
 func (a *attached) connectPlain(ctx context.Context, c policy.Connection) policy.Verdict {
 	v, inspect := a.connect(ctx, c)
 	if inspect {
-		return policy.Verdict{Effect: policy.Deny, Rule: v.Rule, Reason: "a permit allows certain requests there, and this connection shows none that can be checked"}
+		return policy.Verdict{Effect: policy.Deny, Rule: v.Rule, Reason: "certain requests are allowed there, and this connection shows none that can be checked"}
 	}
 	return v
 }

@@ -90,15 +90,27 @@ func (a *attached) uninspected(ctx context.Context, f *flow) string {
 	return ""
 }
 
-// granted returns what decides on the requests of a connection that only a grant for
-// requests allows.
+// granted returns what decides on the requests of a connection to a registry, or of
+// one that only a grant for requests allows.
 func (a *attached) granted(ctx context.Context) func(r *outgoing.Request) policy.Verdict {
 	g, ok := a.w.cfg.Grants.(RequestGranter)
 	return func(r *outgoing.Request) policy.Verdict {
-		if !ok {
-			return policy.Verdict{Effect: policy.Deny, Reason: "permits for requests cannot be checked"}
+		v := policy.Verdict{Effect: policy.Deny, Reason: "permits for requests cannot be checked"}
+		if p := a.rules.Load().Packages(); p.Host(r.Host) {
+			if v = p.Judge(r.Host, r.Method, r.Path); v.Effect == policy.Allow {
+				return v
+			}
+			if ok { // a person may have allowed more than reading
+				if permitted := g.Find(ctx, a.who, r.Host, r.Port, r.Method, r.Path); permitted.Effect == policy.Allow {
+					return permitted
+				}
+			}
+			return v
 		}
-		return g.Find(ctx, a.who, r.Host, r.Port, r.Method, r.Path)
+		if ok {
+			v = g.Find(ctx, a.who, r.Host, r.Port, r.Method, r.Path)
+		}
+		return v
 	}
 }
 

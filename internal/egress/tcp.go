@@ -120,7 +120,7 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 	}
 	c := a.connection(dst, nil)
 	v := rules.Connect(c)
-	web := dst.Port() == 80 || dst.Port() == 443
+	web := dst.Port() == 80 || dst.Port() == 443 || rules.Packages().Port(dst.Port())
 	if v.Effect == policy.Allow && web && (a.w.cfg.Permit != nil && a.w.cfg.Permit.Names(ctx, a.who) || a.inspects(ctx)) {
 		if in := accept(r); in != nil {
 			a.handleNamed(ctx, in, dst)

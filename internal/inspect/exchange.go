@@ -265,9 +265,6 @@ func (x *exchange) judge(ctx context.Context, e *policy.Egress) *refusal {
 	if v := x.restricted(); v.Effect != policy.Allow {
 		return ruled(v)
 	}
-	if c.Registry != nil && c.Registry(e, x.r.Host) && x.r.Method != http.MethodGet && x.r.Method != http.MethodHead {
-		return denied(fmt.Sprintf("%s is a package registry that this sandbox may only read: GET and HEAD are allowed, not %s", x.r.Host, x.r.Method))
-	}
 	v := policy.Verdict{Effect: policy.Allow}
 	if c.Judge != nil {
 		v = c.Judge.Judge(ctx, who, x.r)

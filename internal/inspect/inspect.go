@@ -54,11 +54,6 @@ type Config struct {
 	Secrets Secrets // nil: there are none
 	Mail    Mail    // nil: no request is taken for mail
 
-	// Registry reports whether host is a package registry that a sandbox with these
-	// settings may only read: of its requests, those with the methods GET and HEAD. Nil:
-	// none is.
-	Registry func(e *policy.Egress, host string) bool
-
 	Limits Limits
 }
 
@@ -236,7 +231,7 @@ func (l *Link) Any(ctx context.Context) bool {
 // If that is not known, it returns true: then their requests are refused.
 func (l *Link) Wants(ctx context.Context, host string) bool {
 	e, c := l.egress.Load(), &l.in.cfg
-	if _, ok := e.RuleFor(host); ok || c.Registry != nil && c.Registry(e, host) {
+	if _, ok := e.RuleFor(host); ok {
 		return true
 	}
 	if c.Mail != nil && l.who.Inbox != "" && mailservice.Known(host) {
