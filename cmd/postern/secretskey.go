@@ -85,7 +85,7 @@ func (d *daemon) buildSecrets(ctx context.Context, server []byte) error {
 	}
 	d.secrets, err = secret.New(ctx, d.log, d.db, secret.Config{
 		Server: server, Key: key, Scrub: &d.scrubber,
-		Changed: d.wall.Recheck,
+		Changed: func(ctx context.Context, project string) { d.wall.Recheck(ctx, project) }, // the wall needs the secrets first
 	})
 	clear(key)
 	if errors.Is(err, secret.ErrKey) {

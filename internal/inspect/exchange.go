@@ -28,7 +28,7 @@ type exchange struct {
 	w  http.ResponseWriter
 	in *http.Request
 
-	r       *outgoing.Request // as it is judged, with sentinels; not changed once the exchange is registered
+	r       *outgoing.Request // as it is judged, with sentinels; not changed once the exchange is in Link.running
 	secrets []inject.Secret   // of the sandbox
 	prefix  []byte            // what was read of a body that is not whole
 	read    bool              // the body has been read to its end, or there is none
@@ -95,13 +95,13 @@ func (x *exchange) run(ctx context.Context) *refusal {
 	if bad := x.find(); bad != nil {
 		return bad
 	}
-	// Before it is judged: later the rules could change without ending it.
-	x.register()
-	defer x.unregister()
 	if bad := x.judge(ctx, e); bad != nil {
 		return bad
 	}
-	// A switch may have been turned on while a person was asked.
+	// Rules may have changed since, or a switch may have been turned on. Either that
+	// finds this request registered, or this check finds it.
+	x.register()
+	defer x.unregister()
 	if v := x.mayContinue(ctx); v.Effect != policy.Allow {
 		return ruled(v)
 	}
@@ -303,9 +303,6 @@ func (x *exchange) whole(ctx context.Context) *refusal {
 	if x.r.Whole {
 		return nil
 	}
-	// Others see the request as it is registered: change a copy.
-	r := *x.r
-	x.setRequest(&r)
 	if x.r.Size != outgoing.UnknownSize && x.r.Size > outgoing.MaxBody {
 		return refuse(http.StatusRequestEntityTooLarge, fmt.Sprintf("a person decides on this request, and its body is longer than %d bytes", outgoing.MaxBody))
 	}
@@ -329,25 +326,13 @@ func (x *exchange) restricted() policy.Verdict {
 
 // mayContinue decides on a request under way.
 func (x *exchange) mayContinue(ctx context.Context) policy.Verdict {
-	l := x.s.l
-	l.mu.Lock()
-	r := x.r
-	l.mu.Unlock()
-	if f := x.s.conn.Restrict; f != nil {
-		if v := f(r); v.Effect != policy.Allow {
-			return v
-		}
+	if v := x.restricted(); v.Effect != policy.Allow {
+		return v
 	}
-	if j := l.in.cfg.Judge; j != nil {
-		return j.MayContinue(ctx, l.who, r)
+	if j := x.s.l.in.cfg.Judge; j != nil {
+		return j.MayContinue(ctx, x.s.l.who, x.r)
 	}
 	return policy.Verdict{Effect: policy.Allow}
-}
-
-func (x *exchange) setRequest(r *outgoing.Request) {
-	x.s.l.mu.Lock()
-	defer x.s.l.mu.Unlock()
-	x.r = r
 }
 
 // register makes the request known to Recheck and Update.
