@@ -86,6 +86,7 @@ func runInit(ctx context.Context, log *slog.Logger, processes int64) error {
 		Log:          log.With("logger", "init"),
 
 		GenerationFile: generationFile,
+		TrustRoot:      "/",
 	}
 	return i.Run(ctx)
 }
@@ -114,6 +115,7 @@ func serve(ctx context.Context, log *slog.Logger, memory, processes int64) error
 		MachineIDFile: "/etc/machine-id",
 
 		GenerationFile: generationFile,
+		TrustRoot:      "/",
 		State:          state,
 	})
 	if err != nil {

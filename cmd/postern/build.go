@@ -18,6 +18,7 @@ import (
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
 	"postern/internal/framing"
+	"postern/internal/inspect"
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
@@ -110,6 +111,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err := d.buildSecrets(ctx, key); err != nil {
 		return err
 	}
+	if d.authority, err = inspect.NewAuthority(key); err != nil {
+		return err
+	}
 	if d.wall, err = d.newWall(); err != nil {
 		return err
 	}
@@ -145,6 +149,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.fleet, err = sandbox.New(d.log, d.db, d.runtime, d.wall, sandbox.Config{
 		Server: d.server, Key: key, Dir: filepath.Join(d.conf.Data, "snapshots"), Base: d.base(templates), Prepare: prepare,
 		Pool:        sandbox.PoolConfig{Min: min(d.conf.PoolMin, d.conf.PoolMax), Max: d.conf.PoolMax, MemoryMB: d.conf.PoolMemoryMB},
+		Authority:   d.authority.CertificatePEM,
 		Cold:        d.conf.Cold,
 		Snapshots:   d.conf.Snapshots,
 		CheckEgress: d.checkEgress,

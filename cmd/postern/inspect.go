@@ -14,7 +14,7 @@ func (d *daemon) newInspector() (*inspect.Inspector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return inspect.New(d.log, inspect.Config{Roots: roots, Judge: d.requests, Secrets: credentials{d.secrets, d.issuer}}), nil
+	return inspect.New(d.log, inspect.Config{Roots: roots, Leaf: d.authority.Leaf, Judge: d.requests, Secrets: credentials{d.secrets, d.issuer}}), nil
 }
 
 // egressRoots returns the authorities that servers outside are verified by: the

@@ -19,6 +19,7 @@ import (
 	"postern/internal/domain"
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
+	"postern/internal/inspect"
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
@@ -128,6 +129,7 @@ type daemon struct {
 	wall        *egress.Wall
 	issuer      *signing.Issuer // nil without a public URL
 	proxyKey    *egress.ProxyKey
+	authority   *inspect.Authority // the certificate authorities of sandboxes
 	vols        *volume.Store
 	secrets     *secret.Store
 

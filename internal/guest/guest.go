@@ -76,6 +76,10 @@ type Config struct {
 	// HostsFile is where the sandbox's host name gets an address. Without it each
 	// sudo asks DNS for the name. Empty means none.
 	HostsFile string
+	// TrustRoot is the directory whose etc, usr and opt hold the trust stores that
+	// get the sandbox's certificate authority: "/" in a sandbox. Empty means that
+	// none is installed.
+	TrustRoot string
 }
 
 // A Server serves the guest's RPCs and files. It is safe for concurrent use.
@@ -84,6 +88,7 @@ type Server struct {
 	conf Config
 	// processLog logs processes of users, for the sandbox's creator.
 	processLog *slog.Logger
+	trust      trustStore
 	conns      conns
 	tunnels    chan struct{} // semaphore of open tunnels
 	users      userDB
@@ -110,6 +115,7 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 		c.Path = defaultPath
 	}
 	s := &Server{log: log.With("logger", "guest"), processLog: log.With("logger", "process"), conf: c, tunnels: make(chan struct{}, maxTunnels)}
+	s.trust = trustStore{s.log, c.TrustRoot}
 	s.settings = settings{Channel: sum, DefaultUser: c.DefaultUser}
 	s.state.f = c.State
 	if _, err := s.state.load(&s.settings); err != nil {

@@ -40,6 +40,9 @@ type Init struct {
 	// GenerationFile receives a random line before anything else is started, see
 	// [Config.GenerationFile]. Empty means none.
 	GenerationFile string
+	// TrustRoot is the same as [Config.TrustRoot]. Init makes the files that the
+	// services' environment names, and their places for the certificate.
+	TrustRoot string
 	// Log records starts and ends.
 	Log *slog.Logger
 }
@@ -82,6 +85,10 @@ func (i *Init) Run(ctx context.Context) error {
 	// can be overwritten even if the disk is full later.
 	if err := replaceFile(i.GenerationFile, newGeneration(), 0o644); err != nil {
 		i.Log.ErrorContext(ctx, "cannot write generation", "error", err)
+	}
+	trust := trustStore{i.Log, i.TrustRoot}
+	if err := trust.install(ctx, "", ""); err != nil {
+		return err
 	}
 	state, err := newStateFile()
 	if err != nil {
@@ -244,6 +251,18 @@ func parseServices(r io.Reader) ([][]string, error) {
 	return list, sc.Err()
 }
 
+// trustEnv returns the variables of the trust stores for services.
+func (i *Init) trustEnv() []string {
+	if i.TrustRoot == "" {
+		return nil
+	}
+	var env []string
+	for k, v := range trustVariables(trustStore{i.Log, i.TrustRoot}.public()) {
+		env = append(env, k+"="+v)
+	}
+	return env
+}
+
 // startService starts a service as its user, within the process limit. Its output
 // goes to the log of this process.
 func (i *Init) startService(spawn *spawner, a account, args []string) (int, error) {
@@ -262,7 +281,7 @@ func (i *Init) startService(spawn *spawner, a account, args []string) (int, erro
 	}
 	p, err := spawn.start(args[0], args, &os.ProcAttr{
 		Dir:   dir,
-		Env:   []string{"PATH=" + path, "HOME=" + a.home, "USER=" + a.name, "LOGNAME=" + a.name, "LANG=C.UTF-8"},
+		Env:   append([]string{"PATH=" + path, "HOME=" + a.home, "USER=" + a.name, "LOGNAME=" + a.name, "LANG=C.UTF-8"}, i.trustEnv()...),
 		Files: []*os.File{null, os.Stderr, os.Stderr},
 		Sys: &syscall.SysProcAttr{
 			Setsid:     true,

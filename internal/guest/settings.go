@@ -21,7 +21,9 @@ type settings struct {
 	DefaultUser    string            `json:"defaultUser"`
 	DefaultWorkdir string            `json:"defaultWorkdir,omitempty"`
 	SandboxID      string            `json:"sandboxID,omitempty"`
-	At             time.Time         `json:"at"` // host's time of the request that set them
+	Authority      string            `json:"authority,omitempty"`   // certificate in PEM
+	PublicTrust    bool              `json:"publicTrust,omitempty"` // the system's bundle has other certificates too
+	At             time.Time         `json:"at"`                    // host's time of the request that set them
 }
 
 // An initRequest is the body of POST /init.
@@ -49,6 +51,10 @@ type initRequest struct {
 	// E2B_TEMPLATE_ID, unless EnvVars has these.
 	SandboxID  string `json:"sandboxID"`
 	TemplateID string `json:"templateID"`
+	// Authority is the certificate, in PEM, of the sandbox's certificate authority,
+	// which is installed as trusted instead of the former one. Absent means no
+	// change.
+	Authority string `json:"authority"`
 }
 
 // maxInit bounds the body of POST /init, in bytes.
@@ -88,6 +94,9 @@ func (req *initRequest) check() error {
 			return fmt.Errorf("channelSHA256: %w", err)
 		}
 	}
+	if _, err := trustBlock(req.Authority); err != nil {
+		return fmt.Errorf("authority: %w", err)
+	}
 	return nil
 }
 
@@ -122,6 +131,9 @@ func (req *initRequest) apply(next settings) settings {
 	}
 	if req.SandboxID != "" {
 		next.SandboxID = req.SandboxID
+	}
+	if req.Authority != "" {
+		next.Authority = req.Authority
 	}
 	if req.ChannelSHA256 != "" {
 		next.Channel, _ = channelSum(req.ChannelSHA256) // checked before
@@ -162,6 +174,12 @@ func (s *Server) postInit(w http.ResponseWriter, r *http.Request) error {
 	} else if err := s.identify(r.Context(), was.SandboxID, next, req.Hostname, req.Restored); err != nil {
 		return err
 	}
+	if next.Authority != "" && (next.Authority != was.Authority || req.Restored) {
+		if err := s.trust.install(r.Context(), next.Authority, next.Envs["JAVA_HOME"]); err != nil {
+			return err
+		}
+		next.PublicTrust = s.trust.public()
+	}
 	if next.Envs != nil && (told.Envs == nil || !maps.Equal(told.Envs, next.Envs)) {
 		b, err := json.Marshal(next.Envs)
 		if err != nil {
@@ -197,7 +215,11 @@ func (s *Server) getEnvs(w http.ResponseWriter, _ *http.Request) error {
 // the request's. The caller has checked envs with [checkEnv].
 func (s *Server) environ(a account, envs map[string]string) []string {
 	env := map[string]string{"PATH": s.conf.Path, "HOME": a.home, "USER": a.name, "LOGNAME": a.name}
-	maps.Copy(env, s.current().Envs)
+	now := s.current()
+	if now.Authority != "" && s.conf.TrustRoot != "" {
+		maps.Copy(env, trustVariables(now.PublicTrust))
+	}
+	maps.Copy(env, now.Envs)
 	maps.Copy(env, envs)
 	list := make([]string, 0, len(env))
 	for k, v := range env {

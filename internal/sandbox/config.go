@@ -23,6 +23,10 @@ type Config struct {
 	// Base returns what a template gives to its sandboxes. Its error wraps
 	// [ErrNotFound] if the template does not exist any more.
 	Base func(ctx context.Context, template string) (Base, error)
+	// Authority returns the certificate, in PEM, of the certificate authority that
+	// programs in a sandbox trust. It must always be the same for one ID. Nil means
+	// that sandboxes have none.
+	Authority func(sandbox string) []byte
 	// Keeper holds the links of running sandboxes while no server runs. Nil means
 	// that running sandboxes are lost when the server crashes.
 	Keeper Keeper

@@ -31,6 +31,9 @@ type initBody struct {
 	// what it knows about itself.
 	Restored bool `json:"restored,omitempty"`
 
+	// Authority is the certificate of the sandbox's authority, in PEM.
+	Authority string `json:"authority,omitempty"`
+
 	ChannelSHA256 string    `json:"channelSHA256"`
 	DefaultUser   string    `json:"defaultUser"`
 	SandboxID     string    `json:"sandboxID"`
@@ -43,6 +46,9 @@ type initBody struct {
 func (f *Fleet) initGuest(ctx context.Context, s Info, channel string, b initBody) error {
 	b.ChannelSHA256, b.DefaultUser = f.channelHash(s.ID), "user"
 	b.SandboxID, b.TemplateID, b.Timestamp = s.ID, s.Template, time.Now().UTC()
+	if f.conf.Authority != nil {
+		b.Authority = string(f.conf.Authority(s.ID))
+	}
 	if b.EnvVars != nil {
 		b.EnvVars = maps.Clone(b.EnvVars)
 		b.EnvVars["E2B_SANDBOX"], b.EnvVars["E2B_SANDBOX_ID"], b.EnvVars["E2B_TEMPLATE_ID"] = "true", s.ID, s.Template
