@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"postern/internal/inspect"
+	"postern/internal/mailbox"
+	"postern/internal/request"
 )
 
 // newInspector returns what handles the requests inside connections of sandboxes.
@@ -14,7 +16,10 @@ func (d *daemon) newInspector() (*inspect.Inspector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return inspect.New(d.log, inspect.Config{Roots: roots, Leaf: d.authority.Leaf, Judge: d.requests, Secrets: credentials{d.secrets, d.issuer}}), nil
+	return inspect.New(d.log, inspect.Config{
+		Roots: roots, Leaf: d.authority.Leaf, Judge: d.requests, Secrets: credentials{d.secrets, d.issuer},
+		Mail: mailbox.NewRequests(d.post, d.requests, request.HoldTime),
+	}), nil
 }
 
 // egressRoots returns the authorities that servers outside are verified by: the

@@ -223,7 +223,7 @@ func (l *Link) secrets(ctx context.Context, e *policy.Egress) ([]inject.Secret, 
 func (l *Link) Any(ctx context.Context) bool {
 	e, c := l.egress.Load(), &l.in.cfg
 	return len(e.Rules) > 0 || len(e.Secrets) > 0 || len(e.Packages) > 0 ||
-		c.Mail != nil && l.who.Inbox != "" ||
+		c.Mail != nil ||
 		c.Judge != nil && c.Judge.Concerns(ctx, l.who, "")
 }
 
@@ -234,7 +234,9 @@ func (l *Link) Wants(ctx context.Context, host string) bool {
 	if _, ok := e.RuleFor(host); ok {
 		return true
 	}
-	if c.Mail != nil && l.who.Inbox != "" && mailservice.Known(host) {
+	// Also without an inbox: then its requests that send mail are refused, as mail ports
+	// are.
+	if c.Mail != nil && mailservice.Known(host) {
 		return true
 	}
 	if c.Judge != nil && c.Judge.Concerns(ctx, l.who, host) {

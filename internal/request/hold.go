@@ -282,6 +282,9 @@ func (a *Admission) action(ctx context.Context, who auth.Principal, q *question,
 	p := oversight.Proposal{Request: q.facts, Via: q.facts.Via, Payload: payload, Ask: true}
 	var notes []string
 	p.Request.Flags, notes = findings(q.kind, payload)
+	if q.kind == policy.KindRequest && q.verdict.Rule == "" && q.verdict.Reason != "" {
+		notes = append([]string{q.verdict.Reason}, notes...)
+	}
 	err = a.db.Update(ctx, func(tx *store.Tx) error {
 		// Another request may have asked since the View.
 		if act, err = a.last(ctx, tx, who, q, body); !errors.Is(err, store.ErrNotFound) {

@@ -11,6 +11,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/connection"
+	"postern/internal/mailservice"
 	"postern/internal/outgoing"
 	"postern/internal/policy"
 )
@@ -31,7 +32,27 @@ func judge(f connection.InForce, who auth.Principal, r *outgoing.Request, kind p
 			facts, v = q, w
 		}
 	}
+	if why := unreadableMail(r); kind == policy.KindRequest && v.Effect == policy.Allow && why != "" {
+		// The attack: a rule that allows requests to a mail service lets mail out that its
+		// reviewers cannot be shown.
+		v = policy.Verdict{Effect: policy.Ask, Reason: why}
+	}
 	return facts, v
+}
+
+// unreadableMail returns why r, if it is whole and may make a service send mail, cannot
+// be read as that mail. Whatever can be is an action of kind email.send besides.
+func unreadableMail(r *outgoing.Request) string {
+	if !r.Whole {
+		return ""
+	}
+	if _, ok := mailservice.Match(r); !ok {
+		return ""
+	}
+	if _, err := mailservice.Parse(r); err != nil {
+		return err.Error()
+	}
+	return ""
 }
 
 func rank(e policy.Effect) int {

@@ -202,7 +202,7 @@ func (a *Admission) questions(ctx context.Context, who auth.Principal, r *outgoi
 	case policy.Ask:
 		// An owner has decided on the permit: that is one person, without a second
 		// factor.
-		if a.grants != nil && v.Approvers <= 1 && !v.StepUp && !slices.ContainsFunc(v.Who, func(w string) bool { return !strings.HasPrefix(w, "role:") }) {
+		if a.grants != nil && unreadableMail(r) == "" && v.Approvers <= 1 && !v.StepUp && !slices.ContainsFunc(v.Who, func(w string) bool { return !strings.HasPrefix(w, "role:") }) {
 			if id, ok := a.grants.Permitted(ctx, who, r); ok && !ambiguous(r) {
 				r.Permits = append(r.Permits, id)
 				break
