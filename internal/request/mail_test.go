@@ -15,7 +15,7 @@ import (
 // nobody can be shown.
 func TestUnreadableMailIsAskedAbout(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
-	f.holds("version: 1\nrules:\n  - id: all\n    when: {kind: net.request}\n    then: allow\n")
+	f.holds("rules:\n  - id: all\n    kind: net.request\n    then: allow\n")
 	s := f.start(time.Millisecond)
 	post := func(path, body string) *outgoing.Request {
 		return &outgoing.Request{
