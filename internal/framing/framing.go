@@ -52,9 +52,16 @@ type connKey struct{}
 // or, if l is of package crypto/tls, HTTP over TLS. Its server must be given to
 // [Guard], or WebSockets fail. HTTP/2 has no such ambiguity and passes; the server
 // must enable unencrypted HTTP/2, since it cannot see the TLS.
-func Listener(l net.Listener) net.Listener { return &listener{l} }
+func Listener(l net.Listener) net.Listener { return &listener{l, nil} }
 
-type listener struct{ net.Listener }
+// Watch is like [Listener], and calls refused with the reason of each refusal, before
+// the request is answered.
+func Watch(l net.Listener, refused func(error)) net.Listener { return &listener{l, refused} }
+
+type listener struct {
+	net.Listener
+	refused func(error) // may be nil
+}
 
 // Accept implements [net.Listener].
 func (l *listener) Accept() (net.Conn, error) {
@@ -62,13 +69,14 @@ func (l *listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &conn{Conn: c}, nil
+	return &conn{Conn: c, told: l.refused}, nil
 }
 
 // A conn checks what is read from it.
 type conn struct {
 	net.Conn
-	watch watch // used by Read alone, which net/http never calls twice at a time
+	told  func(error) // may be nil
+	watch watch       // used by Read alone, which net/http never calls twice at a time
 
 	released atomic.Bool
 	refused  atomic.Pointer[Error] // why nothing more is read
@@ -98,6 +106,9 @@ func (c *conn) Read(p []byte) (int, error) {
 		return n, err
 	}
 	c.refused.Store(bad)
+	if c.told != nil {
+		c.told(bad)
+	}
 	return good, bad
 }
 

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"postern/internal/inject"
@@ -34,6 +35,9 @@ type exchange struct {
 	read    bool              // the body has been read to its end, or there is none
 	held    int64             // bytes of Link.buffered
 	upgrade bool              // it asks for a WebSocket
+
+	bodyMu sync.Mutex
+	broken error // guarded by bodyMu: why the program's body could not be read to its end
 
 	cancel context.CancelCauseFunc
 	status int
@@ -359,10 +363,24 @@ func (x *exchange) rest(whole []byte) (io.Reader, int64) {
 		}
 		return bytes.NewReader(whole), int64(len(whole))
 	case len(x.secrets) > 0:
-		return &sentinelScan{r: io.MultiReader(bytes.NewReader(x.prefix), x.in.Body), secrets: x.secrets}, x.in.ContentLength
+		return &sentinelScan{r: io.MultiReader(bytes.NewReader(x.prefix), programBody{x}), secrets: x.secrets}, x.in.ContentLength
 	case len(x.prefix) > 0:
-		return io.MultiReader(bytes.NewReader(x.prefix), x.in.Body), x.in.ContentLength
+		return io.MultiReader(bytes.NewReader(x.prefix), programBody{x}), x.in.ContentLength
 	default:
-		return x.in.Body, x.in.ContentLength
+		return programBody{x}, x.in.ContentLength
 	}
+}
+
+// A programBody is the body that a program sends. It notes why it broke off.
+type programBody struct{ x *exchange }
+
+// Read implements [io.Reader].
+func (b programBody) Read(p []byte) (int, error) {
+	n, err := b.x.in.Body.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		b.x.bodyMu.Lock()
+		b.x.broken = err
+		b.x.bodyMu.Unlock()
+	}
+	return n, err
 }

@@ -169,11 +169,16 @@ func (x *exchange) failed(ctx context.Context, err error) *refusal {
 	var cert *tls.CertificateVerificationError
 	var name x509.HostnameError
 	var netErr net.Error
+	x.bodyMu.Lock()
+	broken := x.broken
+	x.bodyMu.Unlock()
 	switch {
 	case errors.Is(context.Cause(ctx), errCut):
 		return denied("the request was ended: it is no longer allowed")
 	case errors.Is(err, errSentinel):
 		return &refusal{Denied, http.StatusForbidden, policy.Verdict{Effect: policy.Deny, Reason: errSentinel.Error()}, "Send the secret in a header, or in the first MiB of a body that is not a stream."}
+	case broken != nil || ctx.Err() != nil:
+		return malformed("the program ended the request before its answer, or its body is malformed")
 	case errors.As(err, &cert), errors.As(err, &name):
 		return refuse(http.StatusBadGateway, "the certificate of "+host+" is not trusted: "+certificateProblem(err))
 	case errors.As(err, &netErr) && netErr.Timeout():

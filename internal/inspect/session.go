@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -96,7 +95,10 @@ func (l *Link) Serve(ctx context.Context, c Conn) {
 	srv.Protocols.SetHTTP1(!h2)
 	srv.Protocols.SetUnencryptedHTTP2(h2)
 	framing.Guard(srv)
-	_ = srv.Serve(framing.Listener(&once{conn: front, closed: bottom.closed})) // until the connection is closed
+	refused := func(err error) {
+		l.report(ctx, Event{Kind: Denied, Dst: c.Dst, Scheme: s.scheme(), Host: c.Host, Reason: err.Error()})
+	}
+	_ = srv.Serve(framing.Watch(&once{conn: front, closed: bottom.closed}, refused)) // until the connection is closed
 	cancel()
 	s.requests.Wait()
 }
@@ -117,8 +119,8 @@ func (l *Link) handshake(ctx context.Context, c net.Conn) (*tls.Conn, error) {
 
 // handshakeProblem says why the handshake with a program failed.
 func handshakeProblem(err error) string {
-	if _, ok := errors.AsType[*net.OpError](err); ok || errors.Is(err, io.EOF) {
-		return "the client ended the TLS handshake, probably because it does not trust the sandbox's certificate authority or pins certificates: " + err.Error()
+	if why := ClientRefusal(err); why != "" {
+		return why
 	}
 	return fmt.Sprintf("the TLS handshake with the client failed: %v", err)
 }
