@@ -91,6 +91,7 @@ type Client struct {
 	Signing    *SigningService
 	Domains    *DomainService
 	Secrets    *SecretService
+	Permits    *PermitService
 	Quarantine *QuarantineService
 	People     *PeopleService
 	Session    *SessionService
@@ -140,7 +141,7 @@ func (c *Client) services() {
 	c.Messages, c.Threads, c.Labels, c.Drafts = &MessageService{c}, &ThreadService{c}, &LabelService{c}, &DraftService{c}
 	c.Events, c.Webhooks = &EventService{c}, &WebhookService{c}
 	c.Actions, c.Switches, c.Policy, c.Audit = &ActionService{c}, &SwitchService{c}, &PolicyService{c}, &AuditService{c}
-	c.Secrets = &SecretService{c}
+	c.Secrets, c.Permits = &SecretService{c}, &PermitService{c}
 	c.Sending, c.Suppressed, c.Signing, c.Domains = &SendingService{c}, &SuppressionService{c}, &SigningService{c}, &DomainService{c}
 	c.Quarantine, c.People, c.Session, c.Notify = &QuarantineService{c}, &PeopleService{c}, &SessionService{c}, &NotifyService{c}
 	c.Sandboxes = &SandboxService{c}

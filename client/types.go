@@ -77,6 +77,7 @@ type (
 	NewMessage       = api.NewMessage
 	NewModeCode      = api.NewModeCode
 	NewPolicy        = api.NewPolicy
+	NarrowedProposal = api.NarrowedProposal
 	NewSwitch        = api.NewSwitch
 	NotifyChannels   = api.NotifyChannels
 	NotifyStatus     = api.NotifyStatus
@@ -102,6 +103,7 @@ type (
 	Role             = api.Role
 	RotatedWebhook   = api.RotatedWebhook
 	SafeContent      = api.SafeContent
+	Permit           = api.Permit
 	Scope            = api.Scope
 	SearchResult     = api.SearchResult
 	Security         = api.Security
@@ -157,6 +159,8 @@ const (
 	StateFailed             = api.StateFailed
 	StateUnknown            = api.StateUnknown
 	StateCancelled          = api.StateCancelled
+	PermitNetwork           = api.PermitNetwork
+	PermitSecret            = api.PermitSecret
 	SwitchInbox             = api.SwitchInbox
 	SwitchCapability        = api.SwitchCapability
 	SwitchDomain            = api.SwitchDomain

@@ -17,6 +17,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/egress"
+	"postern/internal/mailapi"
 	"postern/internal/mcpserver"
 	"postern/internal/notary"
 	"postern/internal/notify"
@@ -58,13 +59,31 @@ func (d *daemon) handler() http.Handler {
 func (d *daemon) inner(who auth.Principal) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", d.mcp.HandlerFor(who))
+	network := d.mailAPI.Inner(who)
+	for _, p := range mailapi.InnerPaths {
+		mux.Handle(p, network)
+	}
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		fmt.Fprintf(w, "This sandbox is %s. Its tools are at http://postern.internal/mcp (Model Context Protocol).\n"+
-			"No key is needed here. Mail that is sent from here, by tool or by SMTP, waits for a person.\n", who.ID)
+			"No key is needed here. Mail that is sent from here, by tool or by SMTP, waits for a person.\n"+networkHelp, who.ID)
 	})
 	return mux
 }
+
+// networkHelp teaches a program what to do when the wall has refused it.
+const networkHelp = `
+What was refused, and why:       GET  http://postern.internal/denials
+Ask a person to allow a host:    POST http://postern.internal/proposals
+Wait for the answer:             GET  http://postern.internal/proposals/ID?wait=60
+What is allowed at the moment:   GET  http://postern.internal/permits
+
+  curl -d '{"hosts": ["api.example.com"], "methods": ["GET"], "paths": ["/v1/*"], "why": "to read the orders", "for": "1h"}' \
+    http://postern.internal/proposals
+
+hosts are names or *.names. Without methods and paths every connection to them is allowed. for is 1m to 30d.
+scope is sandbox (this one) or project. Ask for as little as you need, once: a person reads it and may narrow it.
+`
 
 func (d *daemon) newWall() (*egress.Wall, error) {
 	var resolver netip.AddrPort

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"postern/internal/api"
 	"postern/internal/permit"
 	"postern/internal/policy"
 )
@@ -49,3 +50,13 @@ func (c *PermitSettings) ceiling(to policy.Ceiling) policy.Ceiling {
 }
 
 func (c *PermitSettings) permits() permit.Config { return permit.Config{Off: c.Permits == "off"} }
+
+// denials returns the last refusals by the wall of a sandbox.
+func (d *daemon) denials(id string) []api.Denial {
+	list := d.wall.Denials(id)
+	out := make([]api.Denial, len(list))
+	for i, n := range list {
+		out[i] = api.Denial(n)
+	}
+	return out
+}

@@ -16,6 +16,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/permit"
 	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -457,6 +458,10 @@ var operations = []operation{
 	{"POST", "/v1/signing/{id}/check", onlyPeople, 404, func(x *trial) { x.id = "agents.test" }},
 	{"DELETE", "/v1/signing/{id}/keys/{key}", onlyPeople, 404, func(x *trial) { x.id = "agents.test" }},
 
+	{"GET", "/v1/permits", onlyManagers, 200, nil},
+	{"GET", "/v1/permits/{id}", ofOurManagers, 200, (*trial).permit},
+	{"DELETE", "/v1/permits/{id}", ofOurManagers, 204, (*trial).permit},
+	{"POST", "/v1/actions/{id}/narrowing", ofOurPeople, 200, (*trial).proposal},
 	{"GET", "/v1/secrets", onlyManagers, 200, nil},
 	{"POST", "/v1/secrets", onlyManagers, 201, body(`{"name":"new-%d","value":"12345678"}`)},
 	{"GET", "/v1/secrets/{id}", ofOurManagers, 200, (*trial).secret},
@@ -599,6 +604,31 @@ func (x *trial) suppressed() {
 func (x *trial) secret() {
 	x.id = x.f.do(x.t, "person", "POST", "/v1/secrets", fmt.Sprintf(`{"name":"one-%d","value":"12345678","hosts":["a.example"]}`, x.n)).field(x.t, "id")
 	x.body = `{"metadata":{"a":"b"}}`
+}
+
+// permit grants a permit.
+func (x *trial) permit() {
+	err := x.f.db.Update(x.t.Context(), func(tx *store.Tx) error {
+		p, err := permit.Grant(x.t.Context(), tx, permit.Permit{
+			Project: x.f.person.Project, Sandbox: "i1", Kind: permit.Network, Hosts: []string{"a.example.com"}, Until: time.Now().Add(time.Hour), Action: fmt.Sprintf("act_%d", x.n), Decider: "person:ann",
+		})
+		x.id = p.ID
+		return err
+	})
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	x.body = ""
+}
+
+// proposal proposes a permit.
+func (x *trial) proposal() {
+	box := auth.Principal{Kind: auth.Sandbox, ID: fmt.Sprintf("i%d", x.n), Project: x.f.person.Project}
+	a, err := x.f.permits.Propose(x.t.Context(), box, "proposal", permit.Proposal{Hosts: []string{"a.example.com", "b.example.com"}})
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	x.id, x.body = a.ID, `{"version":1,"hosts":["a.example.com"],"methods":["GET"],"for":"10m"}`
 }
 
 func (x *trial) domain() {

@@ -34,6 +34,7 @@ import (
 	"golang.org/x/text/transform"
 	"golang.org/x/time/rate"
 
+	"postern/internal/api"
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/domain"
@@ -41,6 +42,7 @@ import (
 	"postern/internal/notify"
 	"postern/internal/oversight"
 	"postern/internal/people"
+	"postern/internal/permit"
 	"postern/internal/rulebook"
 	"postern/internal/secret"
 	"postern/internal/semaphore"
@@ -83,7 +85,11 @@ type Config struct {
 	Record   *audit.Keeper    // makes checkpoints; nil means that this server makes none
 	Notify   *notify.Notifier // tells people of what waits; nil means that nobody is told
 	Secrets  *secret.Store    // nil means that this server has none
-	Signup   bool             // anybody may make an account, in the oldest project
+	Permits  *permit.Register // nil means that this server has none
+	// Denials returns the last refusals by the wall of a sandbox, newest first. Nil: none
+	// are known.
+	Denials func(sandbox string) []api.Denial
+	Signup  bool // anybody may make an account, in the oldest project
 }
 
 // New returns a server of the inboxes in post and the actions in gate.
@@ -175,6 +181,7 @@ func (s *Server) table() []route {
 		grantServer{a, s.post}.routes(),
 		domainServer{s.domains}.routes(),
 		secretServer{s.conf.Secrets}.routes(),
+		permitServer{s.gate, s.conf.Permits}.routes(),
 		messageServer{a, s.post}.routes(),
 		quarantineServer{a, s.post}.routes(),
 		threadServer{a, s.post}.routes(),
@@ -271,6 +278,8 @@ var minRole = map[string]auth.Role{
 	"POST /v1/actions/decisions":                auth.Reviewer,
 	"POST /v1/actions/{id}/comments":            auth.Reviewer,
 	"POST /v1/actions/{id}/edit":                auth.Reviewer,
+	"POST /v1/actions/{id}/narrowing":           auth.Reviewer,
+	"DELETE /v1/permits/{id}":                   auth.Reviewer, // it only takes a right away
 	"POST /v1/switches":                         auth.Reviewer, // an owner turns it off
 	"POST /v1/actions/{id}/cancel":              auth.Reviewer,
 	"POST /v1/actions/{id}/revision":            auth.Reviewer,

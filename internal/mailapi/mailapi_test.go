@@ -28,6 +28,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/people"
+	"postern/internal/permit"
 	"postern/internal/policy"
 	"postern/internal/rulebook"
 	"postern/internal/secret"
@@ -86,6 +87,8 @@ type fixture struct {
 	record *audit.Keeper
 	log    logged
 
+	permits *permit.Register
+
 	dns     *dnstest.Server
 	domains *domain.Registry
 	hooks   *webhook.Hooks
@@ -133,7 +136,9 @@ func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 	}
 	book := rulebook.New(log, db)
 	f.gate.Handle(policy.KindChange, book)
-	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets})
+	f.permits = permit.New(log, db, f.gate, permit.Config{})
+	f.gate.Handle(policy.KindPermit, f.permits)
+	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets, Permits: f.permits})
 	f.srv = srv
 	byKey := f.byKey
 	byWho := func(name string, who auth.Principal) {

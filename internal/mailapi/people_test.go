@@ -180,6 +180,8 @@ var least = map[string]auth.Role{
 	"POST /v1/actions/decisions":                                              auth.Reviewer,
 	"POST /v1/actions/{id}/comments":                                          auth.Reviewer,
 	"POST /v1/actions/{id}/edit":                                              auth.Reviewer,
+	"POST /v1/actions/{id}/narrowing":                                         auth.Reviewer,
+	"DELETE /v1/permits/{id}":                                                 auth.Reviewer,
 	"POST /v1/switches":                                                       auth.Reviewer,
 	"DELETE /v1/switches/{id}":                                                auth.Owner,
 	"POST /v1/audit/checkpoint":                                               auth.Reviewer,

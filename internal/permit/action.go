@@ -106,6 +106,41 @@ func (r *Register) Propose(ctx context.Context, who auth.Principal, via string, 
 	return a, err
 }
 
+// waitInterval is how often a proposal that is waited for is read.
+const waitInterval = 500 * time.Millisecond
+
+// Wait returns the proposal of the sandbox who with this ID, once it is decided and
+// carried out, or as it is when the time or closing ends.
+func (r *Register) Wait(ctx context.Context, who auth.Principal, id string, d time.Duration, closing <-chan struct{}) (oversight.Action, error) {
+	over := time.NewTimer(d)
+	defer over.Stop()
+	t := time.NewTicker(waitInterval)
+	defer t.Stop()
+	for {
+		a, err := r.gate.Action(ctx, who, id)
+		if err != nil {
+			return a, err
+		}
+		if a.Kind != policy.KindPermit || a.Proposer != who.String() || !a.Dropped.IsZero() {
+			return oversight.Action{}, fmt.Errorf("proposal %s: %w", id, store.ErrNotFound)
+		}
+		switch a.State {
+		case oversight.Scheduled, oversight.Pending, oversight.Approved, oversight.Executing:
+		case oversight.Denied, oversight.Done, oversight.Failed, oversight.Unknown, oversight.Cancelled:
+			return a, nil
+		}
+		select {
+		case <-over.C:
+			return a, nil
+		case <-closing:
+			return a, nil
+		case <-ctx.Done():
+			return a, ctx.Err()
+		case <-t.C:
+		}
+	}
+}
+
 // Narrow replaces the proposal of a waiting action by n, which may allow nothing
 // that the proposal does not. The person who narrows may also approve it. If version
 // is not 0 it must be the action's. It returns [ErrWider], [ErrInvalid],

@@ -148,15 +148,15 @@ func (r *Register) Get(ctx context.Context, who auth.Principal, id string) (p Pe
 }
 
 func get(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Permit, error) {
+	if who.Kind != auth.Person && who.Kind != auth.Project && who.Kind != auth.Sandbox {
+		return Permit{}, fmt.Errorf("%s may not see permits: %w", who, auth.ErrForbidden)
+	}
 	p, err := scan(tx.QueryRowContext(ctx, `select `+columns+` from permit where id = $1 and project_id = $2`, id, who.Project).Scan)
 	if err == nil && who.Kind == auth.Sandbox && p.Sandbox != "" && p.Sandbox != who.ID {
 		err = store.ErrNotFound
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return Permit{}, fmt.Errorf("permit %s: %w", id, err)
-	case who.Kind != auth.Person && who.Kind != auth.Project && who.Kind != auth.Sandbox:
-		return Permit{}, fmt.Errorf("permit %s: %w", id, store.ErrNotFound)
 	}
 	return p, nil
 }
