@@ -286,6 +286,11 @@ func (x *exchange) judge(ctx context.Context, e *policy.Egress) *refusal {
 	if bad := x.whole(ctx); bad != nil {
 		return bad
 	}
+	if v.Effect == policy.Allow && c.Judge != nil { // the whole body can have more secrets than its beginning
+		if v = c.Judge.Judge(ctx, who, x.r); v.Effect != policy.Allow && v.Effect != policy.Ask {
+			return ruled(v)
+		}
+	}
 	if v.Effect == policy.Ask {
 		if v = c.Judge.Hold(ctx, who, x.r, v); v.Effect != policy.Allow {
 			return ruled(v)
