@@ -15,6 +15,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/mail"
+	"postern/internal/policy"
 )
 
 // The rendered view of an email is a separate document in a sandboxed frame
@@ -278,6 +279,13 @@ func (s contentHandlers) raw(w http.ResponseWriter, r *http.Request, who auth.Pr
 	a, err := s.gate.Action(r.Context(), who, id)
 	if err != nil {
 		return err
+	}
+	if a.Kind == policy.KindRequest || a.Kind == policy.KindSecret {
+		v, err := s.gate.Show(a)
+		if err != nil {
+			return err
+		}
+		return download(w, id+".txt", v.Raw)
 	}
 	o, err := opened(&a)
 	if err != nil {

@@ -112,6 +112,7 @@ var funcs = template.FuncMap{
 	"partKind":      partKind,
 	"partMay":       partMay,
 	"short":         short,
+	"duration":      wholeTime,
 	"days":          span,
 	"deliveryState": func(d delivery.State) string { return or(deliveryNames[d], string(d)) },
 	"roleMeans":     func(r auth.Role) string { return roleMeans[r] },
@@ -171,6 +172,17 @@ func span(d time.Duration) string {
 		return strconv.Itoa(int(d.Hours())) + " h"
 	}
 	return strconv.Itoa(int(d.Hours()/24)) + " days"
+}
+
+// wholeTime writes a time that is whole minutes or hours.
+func wholeTime(d time.Duration) string {
+	switch {
+	case d == time.Hour:
+		return "an hour"
+	case d%time.Hour == 0:
+		return fmt.Sprintf("%d hours", d/time.Hour)
+	}
+	return fmt.Sprintf("%d minutes", d/time.Minute)
 }
 
 // size writes a number of bytes for people, and exactly.

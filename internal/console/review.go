@@ -162,6 +162,9 @@ func (s reviews) review(ctx context.Context, who auth.Principal, id string) (*re
 	r := s.inspect(a)
 	if r.TextSize = int64(len(r.View.Text)); r.TextSize > maxText {
 		r.TextCut, r.View.Text = true, strings.ToValidUTF8(r.View.Text[:maxText], "")
+		if q := r.View.Request; q != nil {
+			q.Body = cutSpans(q.Body, maxText)
+		}
 	}
 	if strings.TrimSpace(r.html) != "" {
 		// What cannot be rendered is read as text, which is made from all of it.
@@ -193,6 +196,10 @@ func (s reviews) inspect(a oversight.Action) *review {
 			return slices.Contains([]string{"To", "Cc", "Bcc", "Subject"}, f.Name) // shown for themselves
 		})
 	}
+	if err == nil && r.View.Request != nil {
+		raw := r.View.Raw
+		r.Source, r.Cut = lines(strings.ToValidUTF8(string(raw[:min(len(raw), maxSource)]), "\ufffd")), len(raw) > maxSource
+	}
 	if err != nil {
 		r.Unshown, r.View, r.recipients = err.Error(), oversight.View{}, recipients{}
 	}
@@ -215,6 +222,19 @@ func (r *review) open() error {
 	r.Source, r.Cut = lines(strings.ToValidUTF8(string(o.Source[:min(len(o.Source), maxSource)]), "\ufffd")), len(o.Source) > maxSource
 	r.html, r.ByRequest = o.Message.HTML, o.ByRequest
 	return nil
+}
+
+// cutSpans returns the first bytes of a text, at most most.
+func cutSpans(list []oversight.Span, most int) (out []oversight.Span) {
+	for _, s := range list {
+		if most <= 0 {
+			break
+		}
+		s.Text = strings.ToValidUTF8(s.Text[:min(len(s.Text), most)], "")
+		most -= len(s.Text) + len(s.Secret)
+		out = append(out, s)
+	}
+	return out
 }
 
 // longestGap returns the number of lines without anything in them between

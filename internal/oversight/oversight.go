@@ -250,6 +250,10 @@ type RequestView struct {
 	Shown   string // how Text shows the body: "JSON", "form", "text", "hex"; empty without a body
 	Body    []Span // the body as Text shows it
 	Secrets []string
+	// Grant is how long the proposer may use GrantOf, a secret, if this is approved. It
+	// is zero if the approval is for this one request.
+	Grant   time.Duration
+	GrantOf string
 }
 
 // A Header is a field of a [RequestView].

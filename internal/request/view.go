@@ -47,8 +47,16 @@ func (a *Admission) Show(act oversight.Action) (oversight.View, error) {
 	for _, u := range secrets(r) {
 		q.Secrets = append(q.Secrets, u.Secret)
 	}
+	if s != nil && s.First {
+		q.Grant, q.GrantOf = GrantTime, s.Use.Secret
+	}
 	add := func(name, value string) { v.Fields = append(v.Fields, oversight.Field{Name: name, Value: value}) }
 	add("Request", r.Method+" "+base(r)+flat(q.Path))
+	if len(r.Body) > 0 {
+		add("Body", strings.TrimPrefix(fmt.Sprintf("%s, %d bytes, shown as %s", q.Type, len(r.Body), b.how), ", "))
+	}
+	add("Sandbox", act.Request.Sandbox)
+	add("Template", act.Request.Template)
 	for _, name := range names(r) {
 		for _, value := range r.Header[name] {
 			h := oversight.Header{Name: strings.ToLower(name), Value: p.split(value)}
@@ -56,11 +64,6 @@ func (a *Admission) Show(act oversight.Action) (oversight.View, error) {
 			add("Header "+h.Name, flat(h.Value))
 		}
 	}
-	if len(r.Body) > 0 {
-		add("Body", strings.TrimPrefix(fmt.Sprintf("%s, %d bytes, shown as %s", q.Type, len(r.Body), b.how), ", "))
-	}
-	add("Sandbox", act.Request.Sandbox)
-	add("Template", act.Request.Template)
 	v.Text, v.Request = flat(q.Body), q
 	v.Notes, v.Partial = notes(r, s, b), b.partial
 	if p.masked {
