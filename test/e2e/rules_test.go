@@ -236,7 +236,7 @@ func (w *rulesWorld) socks(c net.Conn) {
 
 // authority makes an authority, writes its certificate to a file, and returns a
 // certificate for the names of this test.
-func (w *rulesWorld) authority(t *testing.T) tls.Certificate {
+func (w *rulesWorld) authority(t *testing.T, more ...string) tls.Certificate {
 	t.Helper()
 	make1 := func(template, parent *x509.Certificate, signer *ecdsa.PrivateKey) ([]byte, *ecdsa.PrivateKey) {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -260,7 +260,7 @@ func (w *rulesWorld) authority(t *testing.T) tls.Certificate {
 		t.Fatal(err)
 	}
 	leaf := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "rules.test"}, DNSNames: []string{"*.rules.test", "rules.test", "*.eu.rules.test"},
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "rules.test"}, DNSNames: append([]string{"*.rules.test", "rules.test", "*.eu.rules.test"}, more...),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	ld, key := make1(leaf, ca, caKey)
