@@ -36,6 +36,7 @@ import (
 	"postern/internal/people"
 	"postern/internal/rulebook"
 	"postern/internal/sandbox"
+	"postern/internal/secret"
 	"postern/internal/store"
 	"postern/internal/webhook"
 )
@@ -58,6 +59,8 @@ type Config struct {
 	Book *rulebook.Book
 	// Hooks are the webhooks. Required.
 	Hooks *webhook.Hooks
+	// Secrets are the secrets for sandboxes; nil means that there are none.
+	Secrets *secret.Store
 	// Notify notifies people of waiting actions; nil disables notifications.
 	Notify *notify.Notifier
 	// Record makes the audit's checkpoints; nil means that none are made.
@@ -155,6 +158,7 @@ func (s *Server) table() []route {
 		policyHandlers{reviews{s}}.routes(),
 		switchHandlers{s}.routes(),
 		webhookHandlers{s}.routes(),
+		secretHandlers{s}.routes(),
 		keyHandlers{s}.routes(),
 		auditHandlers{s}.routes(),
 		signInHandlers{s}.routes(),

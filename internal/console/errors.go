@@ -13,6 +13,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/sandbox"
+	"postern/internal/secret"
 	"postern/internal/store"
 	"postern/internal/webhook"
 )
@@ -93,7 +94,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		f = failure{http.StatusTooManyRequests, "Too many pages", "You have too many console pages open. Close some of them.", "/console/", "Go to the queue"}
 	case errors.Is(err, errMethod):
 		f = failure{http.StatusMethodNotAllowed, "Method not allowed", "Nothing was changed. Use the buttons on the page; links never change anything.", "/console/", "Go to the queue"}
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, webhook.ErrNotFound):
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, webhook.ErrNotFound), errors.Is(err, secret.ErrNotFound):
 		f = failure{http.StatusNotFound, "Not found", "This page does not exist, or you do not have access to it.", "/console/", "Go to the queue"}
 	case errors.Is(err, context.Canceled):
 		s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)

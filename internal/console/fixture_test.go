@@ -32,6 +32,7 @@ import (
 	"postern/internal/rulebook"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/sandboxtest"
+	"postern/internal/secret"
 	"postern/internal/store"
 	"postern/internal/storetest"
 	"postern/internal/webhook"
@@ -224,7 +225,11 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Record: f.record, RecordKeys: f.recordKeys})
+	secrets, err := secret.New(t.Context(), log, f.db, secret.Config{Server: []byte(strings.Repeat("k", 32))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Record: f.record, RecordKeys: f.recordKeys})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: time.Minute}}
 	s.Start()

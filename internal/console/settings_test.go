@@ -140,6 +140,48 @@ func TestWebhookPages(t *testing.T) {
 	}
 }
 
+// TestSecretPages: an owner creates, replaces and deletes a secret, and no page has its
+// value.
+func TestSecretPages(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	const value = "canary-of-the-console-1"
+	contains(t, "empty page", f.get("/console/secrets").body, "No secrets yet")
+	bad := f.submit("/console/secrets", url.Values{"name": {"x <b>"}, "value": {value}, "hosts": {"a.example.com"}})
+	if bad.status != http.StatusBadRequest || !strings.Contains(bad.body, "Nothing was created: name") || strings.Contains(bad.body, value) {
+		t.Errorf("a bad name: %d", bad.status)
+	}
+	if got := f.submit("/console/secrets", url.Values{"name": {"github"}, "value": {value + "\r\n"}, "hosts": {"api.github.com, *.example.com"}, "approval": {"first"}}); got.status != http.StatusSeeOther {
+		t.Fatalf("create: %d\n%s", got.status, got.body)
+	}
+	list := f.get("/console/secrets").body
+	contains(t, "list", list, "github", "api.github.com", "first use", "never")
+	path := regexp.MustCompile(`/console/secrets/sec_\w+`).FindString(list)
+	if got := f.submit(path, url.Values{"do": {"rotate"}, "value": {value + "2"}}); got.status != http.StatusSeeOther {
+		t.Errorf("rotate: %d", got.status)
+	}
+	if got := f.submit(path, url.Values{"do": {"rotate"}, "value": {value + "\n2"}}); got.status != http.StatusBadRequest || strings.Contains(got.body, value) {
+		t.Errorf("rotate to two lines: %d", got.status)
+	}
+	if got := f.submit(path, url.Values{"do": {"settings"}, "hosts": {"api.github.com"}, "approval": {"always"}, "env": {"TOKEN"}}); got.status != http.StatusSeeOther {
+		t.Errorf("settings: %d", got.status)
+	}
+	page := f.get(path).body
+	contains(t, "page", page, "version 2", "each request", "TOKEN", ">Delete secret<")
+	if strings.Contains(page+list, value) {
+		t.Error("a page has the value")
+	}
+	if got := f.submit(path, url.Values{"do": {"x"}}); got.status != http.StatusBadRequest {
+		t.Errorf("another button: %d", got.status)
+	}
+	if got := f.submit(path, url.Values{"do": {"delete"}}); got.status != http.StatusSeeOther || f.get(path).status != http.StatusNotFound {
+		t.Errorf("delete: %d", got.status)
+	}
+	if got, _ := f.verbs("secret."); strings.Join(got, " ") != "secret.create secret.rotate secret.update secret.delete" {
+		t.Errorf("record: %v", got)
+	}
+}
+
 // TestKeyPages: an owner makes a key, which is shown once and works, and ends it.
 func TestKeyPages(t *testing.T) {
 	f := setup(t)
