@@ -195,7 +195,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Limits: d.conf.limits(), Volumes: d.vols, Secrets: d.secrets, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook, SealProxy: d.proxyKey.Seal,
 	})
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet, mcpserver.Config{
-		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS, Issuers: d.conf.OAuthIssuers,
+		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS, Issuers: d.conf.OAuthIssuers, Permits: d.permits, Denials: d.denials,
 	})
 	if d.notify, err = d.newNotifier(lis, client); err != nil {
 		return err

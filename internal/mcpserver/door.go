@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"postern/internal/api"
+	"postern/internal/permit"
 )
 
 // Config says how the tools are reached from outside.
@@ -27,6 +30,11 @@ type Config struct {
 	// Issuers are the URLs of the authorization servers (OAuth 2.1) that give
 	// out keys of inboxes as access tokens; empty means that keys are made here.
 	Issuers []string
+	// Permits takes what agents in sandboxes ask to reach. Nil: they cannot ask.
+	Permits *permit.Register
+	// Denials returns the last refusals by the wall of a sandbox, newest first. Nil: none
+	// are known.
+	Denials func(sandbox string) []api.Denial
 }
 
 // The paths of the protected-resource metadata (RFC 9728): how a client gets a key.

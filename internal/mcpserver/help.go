@@ -33,7 +33,7 @@ type helpData struct {
 type toolBrief struct {
 	Name    string `json:"name"`
 	Title   string `json:"title"`
-	Set     Set    `json:"set" jsonschema:"the set that it is in: core, drafts or oversight"`
+	Set     Set    `json:"set" jsonschema:"the set that it is in: core, drafts, oversight or network"`
 	Offered bool   `json:"offered" jsonschema:"whether you have it"`
 }
 

@@ -165,7 +165,7 @@ func (s *Server) authenticate(r *http.Request) (auth.Principal, auth.Secret, err
 // bounded serves one request of c unless too many are in progress.
 func (s *Server) bounded(w http.ResponseWriter, r *http.Request, c caller) {
 	var err error
-	if c.tools, err = chosen(r); err != nil {
+	if c.tools, err = chosen(r, c.who.Kind == auth.Sandbox); err != nil {
 		s.refuse(w, r, err)
 		return
 	}

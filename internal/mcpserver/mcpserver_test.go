@@ -519,6 +519,10 @@ func TestVersions(t *testing.T) {
 					}
 				}
 				slices.Sort(got)
+				want := want
+				if name == "outside" { // the tools about a sandbox's network are for those inside
+					want = slices.DeleteFunc(slices.Clone(want), func(n string) bool { return find(n).set == Network })
+				}
 				if !slices.Equal(got, want) {
 					t.Errorf("%s: tools = %v, want %v", name, got, want)
 				}

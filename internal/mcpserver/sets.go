@@ -16,11 +16,12 @@ const (
 	Core      Set = "core"      // the thirteen tools of email-sandbox; the default
 	Drafts    Set = "drafts"    // drafts beyond saving one
 	Oversight Set = "oversight" // waiting for mail, and cancelling, changing and listing proposals
+	Network   Set = "network"   // what the network refused, and asking for it; for agents in sandboxes, who have it unless they choose others
 	All       Set = "all"
 )
 
 // Sets lists the sets.
-var Sets = []Set{Core, Drafts, Oversight, All}
+var Sets = []Set{Core, Drafts, Oversight, Network, All}
 
 // SetsHeader is the header that names sets and tools; the query's parameter
 // "tools" does, too. It only chooses what is shown: what may be done depends on
@@ -30,8 +31,9 @@ const SetsHeader = "Postern-Tools"
 // maxSets bounds the names in one request.
 const maxSets = 50
 
-// chosen returns the tools that a request asks for, in the order of the table.
-func chosen(r *http.Request) ([]*tool, error) {
+// chosen returns the tools that a request asks for, in the order of the table. Inside
+// means that it comes from a sandbox.
+func chosen(r *http.Request, inside bool) ([]*tool, error) {
 	var names []string
 	for _, v := range append(r.URL.Query()["tools"], r.Header.Values(SetsHeader)...) {
 		names = append(names, strings.FieldsFunc(v, func(r rune) bool { return r == ',' || r == ' ' })...)
@@ -40,9 +42,15 @@ func chosen(r *http.Request) ([]*tool, error) {
 		return nil, fmt.Errorf("%w: tools: are more than %d names", errArgument, maxSets)
 	}
 	if len(names) == 0 {
-		names = []string{string(Core)}
+		if names = []string{string(Core)}; inside {
+			names = append(names, string(Network))
+		}
 	}
-	return choose(names)
+	tools, err := choose(names)
+	if !inside {
+		tools = slices.DeleteFunc(tools, func(t *tool) bool { return t.set == Network })
+	}
+	return tools, err
 }
 
 // CheckTools returns an error unless each of names is a set or a tool.
@@ -56,7 +64,7 @@ func CheckTools(names []string) error {
 func choose(names []string) ([]*tool, error) {
 	for _, n := range names {
 		if !slices.Contains(Sets, Set(n)) && find(n) == nil {
-			return nil, fmt.Errorf("%w: tools: %q is neither a set (core, drafts, oversight, all) nor a tool", errArgument, short(n))
+			return nil, fmt.Errorf("%w: tools: %q is neither a set (core, drafts, oversight, network, all) nor a tool", errArgument, short(n))
 		}
 	}
 	var out []*tool

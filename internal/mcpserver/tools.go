@@ -19,6 +19,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/permit"
 	"postern/internal/quota"
 	"postern/internal/store"
 )
@@ -77,8 +78,8 @@ func (s *Server) tell(ctx context.Context, tool string, err error) string {
 	case errors.Is(err, errArgument), errors.Is(err, auth.ErrForbidden), errors.Is(err, directory.ErrInvalid), errors.Is(err, directory.ErrNoInbox),
 		errors.Is(err, mailbox.ErrIdempotency), errors.Is(err, quota.ErrLimit), errors.Is(err, mailbox.ErrDraft),
 		errors.Is(err, oversight.ErrTooLate), errors.Is(err, oversight.ErrStale),
-		errors.Is(err, errBusy), errors.Is(err, errCrowded), errors.Is(err, oversight.ErrFull), errors.Is(err, store.ErrNotFound):
-		return strings.TrimPrefix(strings.TrimPrefix(err.Error(), errArgument.Error()+": "), directory.ErrInvalid.Error()+": ")
+		errors.Is(err, errBusy), errors.Is(err, errCrowded), errors.Is(err, oversight.ErrFull), errors.Is(err, permit.ErrInvalid), errors.Is(err, permit.ErrMany), errors.Is(err, store.ErrNotFound):
+		return strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(err.Error(), errArgument.Error()+": "), directory.ErrInvalid.Error()+": "), permit.ErrInvalid.Error()+": ")
 	case errors.Is(err, mailbox.ErrDuplicate):
 		return err.Error() + " (allowDuplicate: true)"
 	case ctx.Err() != nil:

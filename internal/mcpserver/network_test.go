@@ -1,0 +1,53 @@
+package mcpserver
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"postern/internal/api"
+	"postern/internal/auth"
+	"postern/internal/oversight"
+	"postern/internal/permit"
+	"postern/internal/policy"
+	"postern/internal/storetest"
+)
+
+func TestAgentsInSandboxesAskForHosts(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	f.srv.conf.Permits = permit.New(f.srv.log, f.db, f.gate, permit.Config{})
+	f.gate.Handle(policy.KindPermit, f.srv.conf.Permits)
+	f.srv.conf.Denials = func(id string) []api.Denial {
+		return []api.Denial{{Time: time.Now(), Kind: "request", Method: "POST", Host: "api.example.com", Path: "/v1", Reason: "no rule of " + id + " allows it"}}
+	}
+	box := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.person.Project}
+	cs := connect(t, f.srv.HandlerFor(box), "", "")
+	if r := call(t, cs, "network_denials", nil); r.isErr || !strings.Contains(r.text, "POST api.example.com/v1: no rule of i1") || !strings.Contains(r.text, "network_request") {
+		t.Errorf("got %+v", r)
+	}
+	if r := call(t, cs, "network_request", args{"hosts": []string{"169.254.169.254"}, "why": "w"}); !r.isErr || !strings.Contains(r.text, "hosts[0]") {
+		t.Errorf("got %+v", r)
+	}
+	ask := args{"hosts": []string{"api.example.com"}, "why": "to read the orders", "methods": []string{"GET"}, "for": "2h"}
+	r := call(t, cs, "network_request", ask)
+	if r.isErr || r.field("status") != "pending_approval" {
+		t.Fatalf("got %+v", r)
+	}
+	a, err := f.gate.Action(t.Context(), f.person, r.field("actionId"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.gate.Decide(t.Context(), f.person, oversight.Decision{ID: a.ID, Version: a.Version, Digest: a.Hex(), Approve: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.gate.RunOne(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if v := f.srv.conf.Permits.Find(t.Context(), box, "api.example.com", 443, "GET", "/v1"); v.Effect != policy.Allow {
+		t.Errorf("got %+v", v)
+	}
+	ask["waitSeconds"], ask["why"] = 1, "once more"
+	if r := call(t, cs, "network_request", ask); r.field("status") != "pending_approval" {
+		t.Errorf("got %+v", r)
+	}
+}
