@@ -107,7 +107,7 @@ func (a *Admission) Hold(ctx context.Context, who auth.Principal, r *outgoing.Re
 		case <-t.C:
 		case <-over.C:
 			return policy.Verdict{
-				Effect: policy.Deny, Rule: qs[0].verdict.Rule,
+				Effect: policy.Deny, Rule: qs[0].verdict.Rule, Action: waits,
 				Reason: "a person decides on it (" + waits + "): repeat the same request once it is approved",
 			}
 		}
