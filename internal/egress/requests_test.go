@@ -856,3 +856,25 @@ func TestWithoutAnAuthorityNothingIsTerminated(t *testing.T) {
 		t.Errorf("dialed %v", dialed)
 	}
 }
+
+// TestStoredSecretsAreMaskedLater: one request stores the value of a secret at its
+// host, another without any secret reads it.
+func TestStoredSecretsAreMaskedLater(t *testing.T) {
+	var stored string
+	w := newInspected(t, inspect.Config{Secrets: vault{[]string{"example.com"}}}, func(rw http.ResponseWriter, r *http.Request) {
+		if r.Method == "POST" {
+			b, _ := io.ReadAll(r.Body)
+			stored = string(b)
+			return
+		}
+		io.WriteString(rw, stored)
+	}, nil)
+	b := w.box("i1", policy.Egress{Internet: true, Secrets: []string{"github"}})
+	c := w.client(b, false)
+	if resp, answer := do(t, c, "POST", "https://example.com/notes", sentinel, "Content-Type", "text/plain"); resp.StatusCode != 200 || stored != secretValue {
+		t.Fatalf("got %d %q; the server has %q", resp.StatusCode, answer, stored)
+	}
+	if _, answer := do(t, c, "GET", "https://example.com/notes", "", "Range", "bytes=0-3"); answer != strings.Repeat("*", len(secretValue)) && !strings.HasSuffix(answer, "***") || strings.Contains(answer, secretValue) {
+		t.Errorf("got %q, want it masked", answer)
+	}
+}

@@ -35,6 +35,7 @@ type exchange struct {
 	read    bool              // the body has been read to its end, or there is none
 	held    int64             // bytes of Link.buffered
 	upgrade bool              // it asks for a WebSocket
+	asked   bool              // a person, or the mode of the inbox, let exactly this request go, once
 
 	bodyMu sync.Mutex
 	broken error // guarded by bodyMu: why the program's body could not be read to its end
@@ -231,13 +232,10 @@ func (x *exchange) find() *refusal {
 		}
 	}
 	x.r.Uses = uses
-	if len(uses) == 0 {
-		return nil
-	}
-	if !x.s.conn.TLS {
+	if len(uses) > 0 && !x.s.conn.TLS {
 		return denied("the request has a secret, and secrets go over HTTPS only")
 	}
-	if x.echoes() {
+	if len(x.echoes()) > 0 {
 		// A value in the answer must be found, so the answer must be plain and whole.
 		x.r.Header["Accept-Encoding"] = []string{"identity"}
 		for _, name := range []string{"Range", "If-Range"} {
@@ -250,17 +248,20 @@ func (x *exchange) find() *refusal {
 	return nil
 }
 
-// echoes reports whether a value leaves that the server could send back. An AWS
-// signature does not show the key that made it.
-func (x *exchange) echoes() bool {
-	for _, u := range x.r.Uses {
-		for _, s := range x.secrets {
-			if s.Sentinel == u.Sentinel && s.Kind != inject.KindAWS {
-				return true
-			}
+// echoes returns the secrets whose values the answer could have: those that are put
+// into this request, and those that could have been put into an earlier one. The
+// attack: one request stores a value at the server, and another, without a secret,
+// reads it. An AWS signature does not show the key that made it, and an identity
+// token is another one each time.
+func (x *exchange) echoes() (out []*inject.Secret) {
+	for i := range x.secrets {
+		s := &x.secrets[i]
+		used := slices.ContainsFunc(x.r.Uses, func(u outgoing.Use) bool { return u.Sentinel == s.Sentinel })
+		if s.Kind != inject.KindAWS && (used || s.Kind != inject.KindToken && s.Usable(x.s.conn.Host)) {
+			out = append(out, s)
 		}
 	}
-	return false
+	return out
 }
 
 // judge decides on the request, and has people asked.
@@ -295,11 +296,13 @@ func (x *exchange) judge(ctx context.Context, e *policy.Egress) *refusal {
 		if v = c.Judge.Hold(ctx, who, x.r, v); v.Effect != policy.Allow {
 			return ruled(v)
 		}
+		x.asked = true
 	}
 	if mail {
 		if v = c.Mail.Propose(ctx, who, x.r); v.Effect != policy.Allow {
 			return ruled(v)
 		}
+		x.asked = true
 	}
 	return nil
 }

@@ -34,9 +34,13 @@ func (x *exchange) forward(ctx context.Context) *refusal {
 	if bad != nil {
 		return bad
 	}
-	// A request that a person approved is made once. On a new connection the library
-	// has no reason to repeat it.
 	t := x.s.transport(x.upgrade)
+	if x.asked {
+		// What was approved once is made once. On a connection that was idle the library
+		// would repeat a request that got no answer.
+		t = x.s.newTransport(x.upgrade)
+		defer t.CloseIdleConnections()
+	}
 	resp, err := t.RoundTrip(out)
 	if err != nil {
 		return x.failed(ctx, err)
@@ -74,34 +78,46 @@ func (x *exchange) forward(ctx context.Context) *refusal {
 	return nil
 }
 
-// putIn replaces the sentinels in r by values. The mask hides these in the answer;
-// it is nil if there are none.
+// putIn replaces the sentinels in r by values. The mask hides these in the answer, and
+// those of the host's other secrets; it is nil if there are none.
 func (x *exchange) putIn(ctx context.Context, r *outgoing.Request) (*inject.Mask, *refusal) {
-	if len(r.Uses) == 0 {
-		return nil, nil
-	}
 	values, list := map[string]inject.Value{}, []inject.Value{}
 	defer func() {
 		for _, v := range list {
 			v.Wipe()
 		}
 	}()
+	open := func(s *inject.Secret) *refusal {
+		if _, ok := values[s.ID]; ok {
+			return nil
+		}
+		v, err := x.s.l.in.cfg.Secrets.Open(ctx, x.s.l.who, s.ID)
+		if err != nil {
+			x.s.l.log.ErrorContext(ctx, "secret cannot be opened", "secret", s.ID, "err", err)
+			return unavailable("the secret " + s.Name + " cannot be opened at the moment")
+		}
+		values[s.ID] = v
+		list = append(list, v)
+		return nil
+	}
 	for _, u := range r.Uses {
-		for _, s := range x.secrets {
+		for i := range x.secrets {
+			s := &x.secrets[i]
 			if u.Sentinel != s.Sentinel && (s.AccessKey == "" || u.Sentinel != s.AccessKey) {
 				continue
 			}
-			if _, ok := values[s.ID]; ok {
-				continue
+			if bad := open(s); bad != nil {
+				return nil, bad
 			}
-			v, err := x.s.l.in.cfg.Secrets.Open(ctx, x.s.l.who, s.ID)
-			if err != nil {
-				x.s.l.log.ErrorContext(ctx, "secret cannot be opened", "secret", s.ID, "err", err)
-				return nil, unavailable("the secret " + s.Name + " cannot be opened at the moment")
-			}
-			values[s.ID] = v
-			list = append(list, v)
 		}
+	}
+	for _, s := range x.echoes() {
+		if bad := open(s); bad != nil {
+			return nil, bad
+		}
+	}
+	if len(list) == 0 {
+		return nil, nil
 	}
 	if err := inject.Apply(r, x.secrets, values); err != nil {
 		return nil, denied("the secrets cannot be put into the request: " + err.Error())
@@ -213,7 +229,7 @@ func (x *exchange) answerBody(resp *http.Response, mask *inject.Mask) (io.Reader
 	}
 	none := x.in.Method == http.MethodHead || resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified || resp.ContentLength == 0
 	encoding := strings.ToLower(strings.TrimSpace(strings.Join(resp.Header["Content-Encoding"], ",")))
-	if encoding == "" || encoding == "identity" || none || !x.echoes() {
+	if encoding == "" || encoding == "identity" || none || len(x.echoes()) == 0 {
 		return mask.Reader(resp.Body), nil
 	}
 	// The attack: an answer that is compressed although it was asked for plain hides
