@@ -128,7 +128,7 @@ func Find(r *outgoing.Request, secrets []Secret) (uses []outgoing.Use, foreign [
 				foreign = append(foreign, h.sentinel)
 				continue
 			}
-			uses = append(uses, outgoing.Use{Secret: s.Name, Sentinel: h.sentinel, Where: p.where})
+			uses = append(uses, outgoing.Use{ID: s.ID, Secret: s.Name, Sentinel: h.sentinel, Where: p.where, Approval: s.Approval})
 		}
 	}
 	for _, p := range places(r) {
