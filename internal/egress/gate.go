@@ -295,6 +295,9 @@ func (a *attached) serverFirst(ctx context.Context, s *splicing, buf []byte) err
 		return &refusedError{"", "the connection names no host", status}
 	case v.Effect != policy.Allow:
 		return &refusedError{first.name, v.Reason, status}
+	case a.wants(ctx, first.name):
+		// The attack: a program waits until the wall has stopped to look for a name.
+		return &refusedError{first.name, "requests to " + first.name + " are inspected: a program must send the first bytes of a connection at once", status}
 	case !slices.Contains(s.f.conn.Names, first.name):
 		return &refusedError{first.name, "the address is not a known address of " + first.name, status}
 	default:

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -41,9 +42,6 @@ func (a *attached) wantedAt(ctx context.Context, addr netip.Addr) string {
 	return ""
 }
 
-// webPort reports whether p is a port of the web.
-func webPort(p uint16) bool { return p == 80 || p == 443 }
-
 // unnamed is the reason to refuse a connection that may be for a host whose requests
 // are inspected.
 func unnamed(host string) string {
@@ -77,12 +75,12 @@ func (a *attached) serveRequests(ctx context.Context, f *flow, in *insideConn, s
 // uninspected returns the host whose requests must be inspected if f is a connection
 // to it that is not, or "".
 func (a *attached) uninspected(ctx context.Context, f *flow) string {
-	if f.inspected || f.other || !webPort(f.dst.Port()) || !a.inspects(ctx) {
+	if f.inspected || f.other || !a.inspects(ctx) {
 		return ""
 	}
 	names := f.conn.Names
 	if len(names) == 0 {
-		names = f.asked.Names
+		names = a.names.of(f.dst.Addr())
 	}
 	if i := slices.IndexFunc(names, func(n string) bool { return a.web.Wants(ctx, n) }); i >= 0 {
 		return names[i]
@@ -198,4 +196,109 @@ func (c *watchedConn) Write(p []byte) (int, error) {
 		c.Close()
 	}
 	return n, err
+}
+
+// firstByte is how long the first byte of a program may take on a port that is not of
+// the web, before it is taken for one that waits for the server.
+const firstByte = 300 * time.Millisecond
+
+// handleOther decides on a connection that the lists allow, c, to a port that is not
+// of the web, at an address of a host whose requests are inspected. TLS and HTTP are
+// inspected there as well, whichever the port. Other protocols pass.
+func (a *attached) handleOther(ctx context.Context, in *insideConn, dst netip.AddrPort, c policy.Connection) {
+	defer in.Close()
+	defer context.AfterFunc(ctx, in.abort)()
+	head := make([]byte, 1, 2048)
+	_ = in.SetReadDeadline(time.Now().Add(firstByte))
+	n, _ := in.Read(head[:1])
+	s := sniffed{}
+	if head = head[:n]; n > 0 {
+		_ = in.SetReadDeadline(time.Now().Add(a.w.cfg.Limits.SniffTimeout))
+		s = sniff(in, head)
+	}
+	_ = in.SetReadDeadline(time.Time{})
+	refuse := func(name, reason string) {
+		a.refuse(ctx, "tcp", dst, name, reason)
+		s.refuse(in, reason)
+	}
+	host := ""
+	switch {
+	case s.mail: // the wall watches for it below
+	case (s.tls || s.http) && s.problem == "" && a.wants(ctx, s.name):
+		to, v := a.resolveFor(ctx, s.name, dst)
+		if v.Effect != policy.Allow {
+			refuse(s.name, v.Reason)
+			return
+		}
+		c, host = a.connection(to, []string{s.name}), s.name
+	case (s.tls || s.http && webLike(s.head)) && s.hides():
+		refuse(s.name, unnamed(a.wantedAt(ctx, dst.Addr())))
+		return
+	}
+	w := a.permit(ctx, c)
+	if w.verdict.Effect != policy.Allow {
+		refuse(strings.Join(w.asked.Names, " "), w.verdict.Reason)
+		return
+	}
+	w.inspected, w.other = host != "", host == ""
+	ctx, f := a.open(ctx, c, dst, w)
+	if f == nil {
+		return
+	}
+	defer a.done(f)
+	if host != "" {
+		a.serveRequests(ctx, f, in, &s, host, nil)
+		return
+	}
+	up, err := a.dialOut(ctx, f, c.Addr)
+	if err != nil {
+		in.abort()
+		return
+	}
+	if len(s.head) > 0 {
+		a.splice(ctx, f, in, up, s.head, nil)
+		return
+	}
+	a.splice(ctx, f, in, up, nil, notWebFirst)
+}
+
+// notWebFirst is a gate for a connection on which the program sent nothing at first.
+// The attack: it waits until the wall has stopped to look, and then begins with TLS or
+// HTTP.
+func notWebFirst(s *splicing, buf []byte) error {
+	for {
+		var err error
+		if buf, err = s.readMore(buf); err != nil {
+			return err
+		}
+		if start, _ := s.said(); len(start) > 0 {
+			s.gated = false
+			return passAll(s, buf) // the server speaks first: it is no web server
+		}
+		switch {
+		case buf[0] == 0x16 || webLike(buf):
+			return &refusedError{reason: "requests to this host are inspected: a program must send the first byte of a request at once"}
+		case !maybeWeb(buf):
+			s.gated = false
+			return passAll(s, buf)
+		}
+	}
+}
+
+// webLike reports whether the bytes at the start of a connection are those of an HTTP
+// request for a server that is not strict.
+func webLike(b []byte) bool {
+	b = bytes.TrimLeft(b, " \t\r\n\x00")
+	line, _, _ := bytes.Cut(b, []byte("\n"))
+	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) || len(b) == 0 {
+		return true
+	}
+	word, _, ok := bytes.Cut(line, []byte(" "))
+	return ok && slices.Contains([]string{"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE"}, strings.ToUpper(string(word)))
+}
+
+// maybeWeb reports whether more bytes could show an HTTP request.
+func maybeWeb(b []byte) bool {
+	b = bytes.TrimLeft(b, " \t\r\n\x00")
+	return !bytes.ContainsFunc(b, func(r rune) bool { return r < ' ' || r > '~' }) && (len(b) <= 32 || bytes.IndexByte(b, ' ') >= 0) && len(b) < maxRequestHead
 }

@@ -878,3 +878,58 @@ func TestStoredSecretsAreMaskedLater(t *testing.T) {
 		t.Errorf("got %q, want it masked", answer)
 	}
 }
+
+// TestOtherPorts: TLS and HTTP are inspected on every port, other protocols pass.
+func TestRequestsAreInspectedOnEveryPort(t *testing.T) {
+	j := &judge{all: true, decide: func(r *outgoing.Request) policy.Verdict {
+		return policy.Verdict{Effect: policy.Deny, Reason: "port " + fmt.Sprint(r.Port)}
+	}}
+	for name, e := range map[string]policy.Egress{
+		"by address": {Internet: true},
+		"by name":    {AllowOut: []string{"example.com"}, DenyOut: []string{"0.0.0.0/0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newInspected(t, inspect.Config{Judge: j}, func(http.ResponseWriter, *http.Request) {}, nil)
+			w.standsFor(site+":8443", w.outside.Listener)
+			w.web(site + ":8080")
+			w.at(site+":22", func(c net.Conn) { io.WriteString(c, "SSH-2.0-x\r\n"); io.Copy(c, c) })
+			w.at(site+":3306", func(c net.Conn) { io.WriteString(c, "greeting"); io.Copy(c, c) })
+			w.at(site+":5432", echo)
+			b := w.box("i1", e)
+			c := w.client(b, false)
+			for _, u := range []string{"https://example.com:8443/", "http://example.com:8080/"} {
+				if resp, answer := do(t, c, "GET", u, ""); resp.StatusCode != 403 || !strings.Contains(answer, "port 8") {
+					t.Errorf("%s: got %d %s", u, resp.StatusCode, answer)
+				}
+			}
+			if err := tls.Client(b.mustDial(site+":8443"), &tls.Config{InsecureSkipVerify: true}).Handshake(); err == nil {
+				t.Error("TLS without a name passed")
+			}
+			late := b.mustDial(site + ":8443")
+			time.Sleep(3 * firstByte)
+			if err := tls.Client(late, &tls.Config{InsecureSkipVerify: true, ServerName: "example.com"}).Handshake(); err == nil {
+				t.Error("TLS that begins late passed")
+			}
+			for _, req := range []string{"GET /\r\n", "\r\nget / http/1.1\nhost: example.com\n\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"} {
+				c := b.mustDial(site + ":8080")
+				io.WriteString(c, req)
+				c.(interface{ CloseWrite() error }).CloseWrite()
+				if got, _ := io.ReadAll(c); strings.Contains(string(got), "hello") {
+					t.Errorf("%q: got %q", req, got)
+				}
+			}
+			if n := w.seen.Load(); n > 0 {
+				t.Errorf("%d requests arrived", n)
+			}
+			for port, hello := range map[string]string{"22": "SSH-2.0-y\r\n", "3306": "", "5432": "\x00\x00\x00\x08\x04\xd2\x16\x2f"} {
+				c := b.mustDial(site + ":" + port)
+				io.WriteString(c, hello)
+				want := map[string]string{"22": "SSH-2.0-x\r\n" + hello, "3306": "greeting", "5432": hello}[port]
+				got := make([]byte, len(want))
+				if _, err := io.ReadFull(c, got); err != nil || string(got) != want {
+					t.Errorf("port %s: got %q, %v; want %q", port, got, err, want)
+				}
+			}
+		})
+	}
+}

@@ -144,6 +144,12 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 		r.Complete(true)
 		return
 	}
+	if a.wantedAt(ctx, dst.Addr()) != "" {
+		if in := accept(r); in != nil {
+			a.handleOther(ctx, in, dst, c)
+		}
+		return
+	}
 	w := a.permit(ctx, c)
 	if w.verdict.Effect != policy.Allow {
 		a.refuse(ctx, "tcp", dst, strings.Join(w.asked.Names, " "), w.verdict.Reason)

@@ -110,7 +110,11 @@ func (x *exchange) run(ctx context.Context) *refusal {
 	if v := x.mayContinue(ctx); v.Effect != policy.Allow {
 		return ruled(v)
 	}
-	return x.forward(ctx)
+	bad = x.forward(ctx)
+	if j := l.in.cfg.Judge; bad != nil && j != nil {
+		j.Made(context.WithoutCancel(ctx), l.who, x.r, "no answer: "+bad.verdict.Reason)
+	}
+	return bad
 }
 
 // applyRule sets the headers of a rule. Placeholders become sentinels.

@@ -86,7 +86,8 @@ func (l *Link) Serve(ctx context.Context, c Conn) {
 	srv := &http.Server{
 		Handler: s, ErrorLog: slog.NewLogLogger(l.log.Handler(), slog.LevelDebug),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
-		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: l.in.cfg.Limits.Idle, MaxHeaderBytes: maxHeader,
+		ReadHeaderTimeout: time.Minute, // a client may connect before it has a request
+		IdleTimeout:       l.in.cfg.Limits.Idle, MaxHeaderBytes: maxHeader,
 		Protocols: new(http.Protocols),
 		HTTP2:     &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerConnection: 4 << 20, MaxReceiveBufferPerStream: 1 << 20, MaxReadFrameSize: 256 << 10},
 	}
