@@ -24,9 +24,9 @@ func (a *Admission) Execute(_ context.Context, act oversight.Action) oversight.O
 		return oversight.Outcome{State: oversight.Failed, Detail: "the payload cannot be read"}
 	}
 	if s != nil && s.First {
-		return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("sandbox %s may use the secret %s for %v", act.Request.Sandbox, s.Use.Secret, GrantTime)}
+		return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("sandbox %s may use the secret %s for an hour", act.Request.Sandbox, s.Use.Secret)}
 	}
-	return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("sandbox %s may make this %s to %s once, within %v", act.Request.Sandbox, r.Method, r.Host, PassTime)}
+	return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("sandbox %s may make this %s to %s once, within an hour", act.Request.Sandbox, r.Method, r.Host)}
 }
 
 // Finish implements [oversight.Finisher]: an approved first use of a secret is a

@@ -87,7 +87,7 @@ func notes(r *outgoing.Request, s *SecretUse, b body) (out []string) {
 		out = append(out, fmt.Sprintf("Postern puts in the secret %s (%s); the code in the sandbox has never seen its value", u.Secret, strings.Join(where, ", ")))
 	}
 	if s != nil && s.First {
-		out = append(out, fmt.Sprintf("if you approve it, this sandbox may use the secret %s for %v, in any request to its hosts; you can end that at any time", s.Use.Secret, GrantTime))
+		out = append(out, fmt.Sprintf("if you approve it, this sandbox may use the secret %s for an hour, in any request to its hosts; you can end that at any time", s.Use.Secret))
 	}
 	if r.Scheme == "http" {
 		out = append(out, "it leaves without encryption: everybody on the way can read and change it")
