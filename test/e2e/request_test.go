@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -101,6 +102,55 @@ func TestRequestsWaitForPeople(t *testing.T) {
 	s.mustCLI("reject", again, "--reason", "one was enough")
 	if r := <-answer; !strings.Contains(r.stdout, "one was enough") || again == id || w.count("POST") != 1 {
 		t.Errorf("the second request: %q, made %d times", r.stdout, w.count("POST"))
+	}
+
+	s.firstUse(t, w)
+}
+
+// firstUse plays the first use of a secret by a sandbox: a person approves it, further
+// requests need nobody, and the end of the grant ends that.
+func (s *server) firstUse(t *testing.T, w *rulesWorld) {
+	t.Helper()
+	const canary = "ghp_a_value_that_no_sandbox_sees"
+	file := filepath.Join(t.TempDir(), "value")
+	if err := os.WriteFile(file, []byte(canary), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.mustCLI("secret", "create", "github", "--host", "api.rules.test", "--approval", "first", "--file", file)
+	b := s.sandbox(map[string]any{"allow_internet_access": true, "metadata": map[string]string{"postern.secrets": "github"}})
+	get := func(path string) string {
+		return `curl -sS -m 240 -H "Authorization: Bearer $GITHUB" https://api.rules.test` + path
+	}
+	answer := make(chan result, 2)
+	for _, path := range []string{"/1", "/2"} {
+		go func() {
+			r, _ := b.try(get(path), 5*time.Minute)
+			answer <- r
+		}()
+	}
+	id := s.oneWaiting(t)
+	if shown := s.mustCLI("show", id); !strings.Contains(shown, "secret.use") || !strings.Contains(shown, "Bearer ‹secret github›") || strings.Contains(shown, canary) || strings.Contains(shown, "pst_") {
+		t.Errorf("postern show:\n%s", shown)
+	}
+	s.mustCLI("approve", id)
+	for range 2 {
+		if r := <-answer; !strings.Contains(r.stdout, "Authorization: Bearer ***") && !strings.Contains(r.stdout, "Authorization:") || strings.Contains(r.stdout, canary) {
+			t.Errorf("an approved use: %q %q", r.stdout, r.stderr)
+		}
+	}
+	if r := b.run(get("/3")); !strings.Contains(r.stdout, "Authorization:") {
+		t.Errorf("another request under the grant: %q %q", r.stdout, r.stderr)
+	}
+	w.mu.Lock()
+	got := 0
+	for _, r := range w.seen {
+		if h, _ := r["headers"].(http.Header); h.Get("Authorization") == "Bearer "+canary {
+			got++
+		}
+	}
+	w.mu.Unlock()
+	if got != 3 {
+		t.Errorf("the server outside got the secret %d times, want 3", got)
 	}
 }
 
