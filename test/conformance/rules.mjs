@@ -28,7 +28,7 @@ const api = async (method, path, body) => {
 }
 /** curl runs curl inside and returns what it printed, and its exit code. */
 const curl = async (box, args) => {
-  const r = await box.commands.run(`curl -sS -m 60 ${args} 2>&1; echo " exit $?"`)
+  const r = await box.commands.run(`curl -sS -m 15 ${args} 2>&1; echo " exit $?"`)
   return r.stdout.trim()
 }
 /** oneRequest runs curl inside and returns the one request that arrived outside. */

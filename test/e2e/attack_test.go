@@ -254,7 +254,7 @@ func TestLimits(t *testing.T) {
 	}{
 		{"unknown template", map[string]any{"templateID": "nope"}, 400},
 		{"unknown field", map[string]any{"templateID": "base", "gpu": true}, 400},
-		{"a field that is not yet", map[string]any{"templateID": "base", "iam": map[string]any{"tokens": map[string]any{"x": 1}}}, 400},
+		{"a malformed identity token", map[string]any{"templateID": "base", "iam": map[string]any{"tokens": map[string]any{"x": 1}}}, 400},
 		{"timeout too long", map[string]any{"templateID": "base", "timeout": 3601}, 400},
 		{"timeout zero", map[string]any{"templateID": "base", "timeout": 0}, 400},
 		{"timeout beyond numbers", map[string]any{"templateID": "base", "timeout": int64(1) << 62}, 400},
