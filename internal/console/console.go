@@ -34,6 +34,7 @@ import (
 	"postern/internal/notify"
 	"postern/internal/oversight"
 	"postern/internal/people"
+	"postern/internal/permit"
 	"postern/internal/rulebook"
 	"postern/internal/sandbox"
 	"postern/internal/secret"
@@ -61,6 +62,9 @@ type Config struct {
 	Hooks *webhook.Hooks
 	// Secrets are the secrets for sandboxes; nil means that there are none.
 	Secrets *secret.Store
+	// Permits are what people have allowed sandboxes for a time; nil means that there are
+	// none.
+	Permits *permit.Register
 	// Notify notifies people of waiting actions; nil disables notifications.
 	Notify *notify.Notifier
 	// Record makes the audit's checkpoints; nil means that none are made.
@@ -159,6 +163,7 @@ func (s *Server) table() []route {
 		switchHandlers{s}.routes(),
 		webhookHandlers{s}.routes(),
 		secretHandlers{s}.routes(),
+		permitHandlers{actionHandlers{reviews{s}}}.routes(),
 		keyHandlers{s}.routes(),
 		auditHandlers{s}.routes(),
 		signInHandlers{s}.routes(),

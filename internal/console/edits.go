@@ -32,7 +32,10 @@ func differences(revisions []oversight.Revision) (out []difference) {
 	for i := len(revisions) - 1; i > 0; i-- {
 		d := difference{Revision: revisions[i]}
 		var err error
-		if d.Changes, err = mailbox.Difference(revisions[i-1], revisions[i]); err != nil {
+		if d.Changes, err = narrowed(revisions[i-1], revisions[i]); err != nil { // it is an email
+			d.Changes, err = mailbox.Difference(revisions[i-1], revisions[i])
+		}
+		if err != nil {
 			d.Unkept = true
 		}
 		if d.Cut = len(d.Changes) > maxChanges; d.Cut {

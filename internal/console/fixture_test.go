@@ -28,6 +28,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/people"
+	"postern/internal/permit"
 	"postern/internal/policy"
 	"postern/internal/rulebook"
 	"postern/internal/sandbox"
@@ -168,6 +169,7 @@ type fixture struct {
 	inbox                  directory.Inbox
 	link                   auth.Secret // set-up token
 	client                 *http.Client
+	permits                *permit.Register
 }
 
 const password = "correct horse battery"
@@ -225,11 +227,13 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
+	f.permits = permit.New(log, f.db, f.gate, permit.Config{})
+	f.gate.Handle(policy.KindPermit, f.permits)
 	secrets, err := secret.New(t.Context(), log, f.db, secret.Config{Server: []byte(strings.Repeat("k", 32))})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Record: f.record, RecordKeys: f.recordKeys})
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Record: f.record, RecordKeys: f.recordKeys})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: time.Minute}}
 	s.Start()

@@ -80,6 +80,8 @@ var least = map[string]auth.Role{
 	"/console/stepup/passkey/ask":               auth.Viewer,
 	"/console/switches":                         auth.Reviewer,
 	"/console/switches/{id}/off":                auth.Owner,
+	"/console/permits/{id}/end":                 auth.Reviewer,
+	"/console/actions/{id}/narrow":              auth.Reviewer,
 	"/console/secrets":                          auth.Owner,
 	"/console/secrets/{id}":                     auth.Owner,
 	"/console/webhooks":                         auth.Owner,
