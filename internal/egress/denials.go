@@ -3,6 +3,7 @@ package egress
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -53,8 +54,8 @@ func (w *Wall) Denials(id string) []Denial {
 	a.denials.mu.Lock()
 	defer a.denials.mu.Unlock()
 	out := make([]Denial, 0, len(a.denials.list))
-	for i := len(a.denials.list) - 1; i >= 0; i-- {
-		out = append(out, a.denials.list[i])
+	for _, d := range slices.Backward(a.denials.list) {
+		out = append(out, d)
 	}
 	return out
 }

@@ -146,11 +146,11 @@ func ruled(headers map[string]string) policy.Egress {
 // client returns an HTTP client inside b, which trusts the sandbox's authority.
 func (w *inspectedWorld) client(b *box, h2 bool) *http.Client {
 	t := &http.Transport{
-		DialContext: func(_ context.Context, _, addr string) (net.Conn, error) {
+		DialContext: func(_ context.Context, _, addr string) (net.Conn, error) { //nolint:contextcheck // box.dial has a time-out of its own
 			host, port, _ := net.SplitHostPort(addr)
 			m, err := b.ask("10.0.0.1:53", host+".", dnsmessage.TypeA)
 			if err != nil || len(addrsOf(m)) == 0 {
-				return nil, fmt.Errorf("look up %s: %v", host, err)
+				return nil, fmt.Errorf("look up %s: %w", host, err)
 			}
 			return b.dial(addrsOf(m)[0] + ":" + port)
 		},
@@ -444,12 +444,13 @@ func TestSecretsAreOnTheWireAndNotInTheSandbox(t *testing.T) {
 			got = []string{r.Header.Get("Authorization"), r.URL.Query().Get("key"), string(b), r.Header.Get("Accept-Encoding"), r.Header.Get("Range")}
 			rw.Header().Set("X-Echo", r.Header.Get("Authorization"))
 			var out io.Writer = rw
-			if r.URL.Path == "/gzip" {
+			switch r.URL.Path {
+			case "/gzip":
 				rw.Header().Set("Content-Encoding", "gzip")
 				z := gzip.NewWriter(rw)
 				defer z.Close()
 				out = z
-			} else if r.URL.Path == "/br" {
+			case "/br":
 				rw.Header().Set("Content-Encoding", "br")
 			}
 			fmt.Fprintf(out, "you sent %s and %s", r.Header.Get("Authorization"), b)

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -53,8 +54,9 @@ func BenchmarkInspect(b *testing.B) {
 		clients["passed"].Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: x509.NewCertPool()}
 		clients["passed"].Transport.(*http.Transport).TLSClientConfig.RootCAs.AddCert(w.outside.Certificate())
 		direct := clients["passed"].Transport.(*http.Transport).Clone()
-		direct.DialContext = nil
-		direct.Dial = func(string, string) (net.Conn, error) { return net.Dial("tcp", w.outside.Listener.Addr().String()) }
+		direct.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", w.outside.Listener.Addr().String())
+		}
 		clients["direct"] = &http.Client{Transport: direct}
 		for _, name := range []string{"direct", "passed", "inspected", "secret"} {
 			c := clients[name]

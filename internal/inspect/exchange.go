@@ -56,16 +56,19 @@ func (s *session) ServeHTTP(w http.ResponseWriter, in *http.Request) {
 	case s.l.slots <- struct{}{}:
 		defer func() { <-s.l.slots }()
 	default:
-		x.refuse(unavailable(fmt.Sprintf("the sandbox has %d requests open, which is the limit", cap(s.l.slots))))
+		x.refuse(ctx, unavailable(fmt.Sprintf("the sandbox has %d requests open, which is the limit", cap(s.l.slots))))
 		return
 	}
-	defer func() { s.l.buffered.Add(-x.held) }()
+	defer func() {
+		s.l.buffered.Add(-x.held)
+		s.l.in.buffered.Add(-x.held)
+	}()
 	if in.ProtoMajor == 1 {
 		// Answers may begin before the body has ended, as in HTTP/2.
 		_ = http.NewResponseController(w).EnableFullDuplex()
 	}
 	if r := x.run(ctx); r != nil {
-		x.refuse(r)
+		x.refuse(ctx, r)
 	}
 }
 
@@ -100,7 +103,7 @@ func (x *exchange) run(ctx context.Context) *refusal {
 	if bad := x.find(); bad != nil {
 		return bad
 	}
-	if bad := x.judge(ctx, e); bad != nil {
+	if bad := x.judge(ctx); bad != nil {
 		return bad
 	}
 	// Rules may have changed since, or a switch may have been turned on. Either that
@@ -215,8 +218,10 @@ func bodyError(ctx context.Context, err error) string {
 // reserve counts bytes in memory. It returns false if the sandbox has too many.
 func (x *exchange) reserve(n int64) bool {
 	l := x.s.l
-	if l.buffered.Add(n) > l.in.cfg.Limits.Buffered {
+	own, all := l.buffered.Add(n), l.in.buffered.Add(n)
+	if own > l.in.cfg.Limits.Buffered || all > l.in.cfg.Limits.All {
 		l.buffered.Add(-n)
+		l.in.buffered.Add(-n)
 		return false
 	}
 	x.held += n
@@ -269,7 +274,7 @@ func (x *exchange) echoes() (out []*inject.Secret) {
 }
 
 // judge decides on the request, and has people asked.
-func (x *exchange) judge(ctx context.Context, e *policy.Egress) *refusal {
+func (x *exchange) judge(ctx context.Context) *refusal {
 	c, who := &x.s.l.in.cfg, x.s.l.who
 	if v := x.restricted(); v.Effect != policy.Allow {
 		return ruled(v)

@@ -99,6 +99,7 @@ type Mail interface {
 type Limits struct {
 	Requests  int           // concurrent requests; 1024. More are answered 503
 	Buffered  int64         // bytes of bodies in memory, of all its requests; 64 MiB. More are answered 503
+	All       int64         // bytes of bodies in memory, of all sandboxes; 512 MiB. More are answered 503
 	Handshake time.Duration // for a TLS handshake, on either side; 10 seconds
 	Body      time.Duration // in which a body that has to be read whole must arrive; 2 minutes
 	Idle      time.Duration // after which a connection without requests is closed; 2 minutes
@@ -110,6 +111,9 @@ func (l *Limits) setDefaults() {
 	}
 	if l.Buffered <= 0 {
 		l.Buffered = 64 << 20
+	}
+	if l.All <= 0 {
+		l.All = 512 << 20
 	}
 	for _, d := range []struct {
 		n *time.Duration
@@ -153,6 +157,8 @@ type Event struct {
 type Inspector struct {
 	log *slog.Logger
 	cfg Config
+
+	buffered atomic.Int64 // bytes of bodies in memory, of all sandboxes
 }
 
 // New returns an Inspector with the parts in cfg.

@@ -52,8 +52,8 @@ const (
 )
 
 // refuse records a refusal and answers it.
-func (x *exchange) refuse(r *refusal) {
-	ctx := context.WithoutCancel(x.in.Context())
+func (x *exchange) refuse(ctx context.Context, r *refusal) {
+	ctx = context.WithoutCancel(ctx)
 	x.tell(ctx, r.kind, r.verdict)
 	p := problem{
 		Type: denialsURL, Title: "Refused by Postern", Status: r.status, Detail: r.verdict.Reason, Rule: r.verdict.Rule, Action: r.verdict.Action, Next: r.next,

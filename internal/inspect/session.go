@@ -171,7 +171,7 @@ func (s *session) newTransport(h1 bool) *http.Transport {
 		dctx, cancel := context.WithCancel(s.ctx)
 		defer cancel()
 		defer context.AfterFunc(ctx, cancel)()
-		return s.conn.Dial(dctx)
+		return s.conn.Dial(dctx) //nolint:contextcheck // see above
 	}
 	t := &http.Transport{
 		DialContext:            dial,
