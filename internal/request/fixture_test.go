@@ -13,7 +13,7 @@ import (
 )
 
 type fixture struct {
-	t    *testing.T
+	t    testing.TB
 	log  *slog.Logger
 	db   *store.DB
 	book *rulebook.Book
@@ -22,7 +22,7 @@ type fixture struct {
 	owner auth.Principal
 }
 
-func setup(t *testing.T, db *store.DB) *fixture {
+func setup(t testing.TB, db *store.DB) *fixture {
 	t.Helper()
 	f := &fixture{t: t, log: slog.New(slog.NewTextHandler(t.Output(), nil)), db: db}
 	f.book, f.gate = f.server(db)

@@ -126,7 +126,7 @@ func (f *fixture) decide(yes bool) oversight.Action {
 }
 
 // until waits for something to become so.
-func until(t *testing.T, what string, ok func() bool) {
+func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {

@@ -1,0 +1,4 @@
+package request
+
+// Readings is readings, for tests.
+var Readings = readings
