@@ -90,6 +90,12 @@ func (m *Mask) add(v []byte) {
 		put(b)
 	}
 	m.flex = append(m.flex, flexible{bytes.Clone(v)})
+	if bytes.Contains(v, []byte(" ")) {
+		// A form has + for a space, and some servers decode all of it but that.
+		plus := bytes.ReplaceAll(v, []byte(" "), []byte("+"))
+		put(bytes.Clone(plus))
+		m.flex = append(m.flex, flexible{plus})
+	}
 	for offset := range 3 {
 		std := base64At(base64.RawStdEncoding, v, offset)
 		put(std)
