@@ -54,6 +54,15 @@ var errAsItIs = errors.New("the sandbox makes this request itself, exactly as it
 // of a message begins with its reverse path.
 func ByRequest(payload []byte) bool { return bytes.HasPrefix(payload, []byte("{")) }
 
+// SentByRequest reports whether a is a send that its sandbox makes by a request to a
+// mail service, also after its payload was dropped.
+func SentByRequest(a oversight.Action) bool {
+	return a.Kind == SendKind && strings.HasPrefix(a.Via, viaRequest)
+}
+
+// viaRequest begins the door of a send by request.
+const viaRequest = "HTTPS to "
+
 // A Requested is mail that a request would make a service send.
 type Requested struct {
 	Request   *outgoing.Request
@@ -160,7 +169,7 @@ func foreignSender(from mail.Address, inbox, service string) string {
 // aboutRequest returns what can be said of a request without the database.
 func (m *PostOffice) aboutRequest(who auth.Principal, b directory.Inbox, q *Requested) (sending, error) {
 	facts := policy.Request{
-		Kind: SendKind, Inbox: b.Address, Via: "HTTPS to " + q.Request.Host, To: lowered(q.Recipients()), Size: int64(len(q.Request.Body)),
+		Kind: SendKind, Inbox: b.Address, Via: viaRequest + q.Request.Host, To: lowered(q.Recipients()), Size: int64(len(q.Request.Body)),
 		Sandbox: who.ID, Template: who.Template,
 	}
 	what := sending{}
@@ -295,6 +304,10 @@ func (m *PostOffice) useRequest(ctx context.Context, who auth.Principal, id stri
 		}
 		if a.State != oversight.Done || !bytes.Equal(a.Digest, digest[:]) {
 			return oversight.ErrStale
+		}
+		// The attack: somebody who can write the database approves there.
+		if err := m.gate.Trusted(ctx, tx, &a); err != nil {
+			return err
 		}
 		stopped, err := m.gate.InboxStoppedSince(ctx, tx, who.Project, a.Inbox, a.Request, a.Settled)
 		if err != nil {
@@ -527,7 +540,7 @@ func (q *Requests) leave(sandbox string) {
 // that are not the program's stays here.
 func (q *Requests) refusal(ctx context.Context, who auth.Principal, err error) policy.Verdict {
 	for _, known := range []error{
-		auth.ErrForbidden, directory.ErrReadOnly, directory.ErrDomain, directory.ErrNoInbox, directory.ErrInvalid, quota.ErrLimit, oversight.ErrFull, ErrDuplicate, mailservice.ErrUnknown, errMade,
+		auth.ErrForbidden, directory.ErrReadOnly, directory.ErrDomain, directory.ErrNoInbox, directory.ErrInvalid, quota.ErrLimit, oversight.ErrFull, oversight.ErrTampered, ErrDuplicate, mailservice.ErrUnknown, errMade,
 	} {
 		if errors.Is(err, known) {
 			return refuse("%v", err)

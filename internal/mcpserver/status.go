@@ -243,6 +243,9 @@ func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 	case oversight.Unknown:
 		d.Status, d.Message = "error", "It may or may not have been delivered. A person finds out; do not send it again."
 	}
+	if mailbox.SentByRequest(a) && a.State == oversight.Done {
+		d.Message = "It is approved: the sandbox may make its request, once, within an hour. Repeat the same request if it was refused while a person decided."
+	}
 	if a.Kind != mailbox.SendKind {
 		d.Message = doing(a, d.Message)
 	}
