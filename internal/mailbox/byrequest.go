@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -350,7 +351,7 @@ func (m *PostOffice) useRequest(ctx context.Context, who auth.Principal, id stri
 		if err := m.announce(ctx, tx, b, event.MessageSent, kept, id); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, audit.MessageRequest, id, audit.Fields{"digest": a.Hex(), "host": r.Host, "recipients": fmt.Sprint(len(q.Recipients()))})
+		return audit.Append(ctx, tx, who, audit.MessageRequest, id, audit.Fields{"digest": a.Hex(), "host": r.Host, "recipients": strconv.Itoa(len(q.Recipients()))})
 	})
 }
 

@@ -14,7 +14,7 @@ func brevoSend(c content) ([]Mail, error) {
 		return nil, err
 	}
 	o := r.object("", v)
-	all := Mail{From: o.person("sender", "name", "email"), Subject: o.text("subject"), Text: o.text("textContent"), HTML: o.text("htmlContent"), SendAt: o.text("scheduledAt")}
+	all := Mail{From: o.person("sender", "email"), Subject: o.text("subject"), Text: o.text("textContent"), HTML: o.text("htmlContent"), SendAt: o.text("scheduledAt")}
 	brevoPeople(o, &all)
 	for _, f := range o.objects("attachment") {
 		// A file by its URL is not in the request.
@@ -22,7 +22,7 @@ func brevoSend(c content) ([]Mail, error) {
 		f.end()
 		all.Attachments = append(all.Attachments, a)
 	}
-	o.headers(&all, "headers")
+	o.headers(&all)
 	o.note(&all, "tags", "batchId")
 	versions := o.objects("messageVersions")
 	o.end()
@@ -57,8 +57,8 @@ func brevoSend(c content) ([]Mail, error) {
 }
 
 func brevoPeople(o object, m *Mail) {
-	m.To, m.Cc, m.Bcc = o.addresses("to", "name", "email"), o.addresses("cc", "name", "email"), o.addresses("bcc", "name", "email")
-	if a := o.person("replyTo", "name", "email"); a.Addr != "" {
+	m.To, m.Cc, m.Bcc = o.addresses("to", "email"), o.addresses("cc", "email"), o.addresses("bcc", "email")
+	if a := o.person("replyTo", "email"); a.Addr != "" {
 		m.ReplyTo = []mail.Address{a}
 	}
 }

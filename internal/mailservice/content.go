@@ -6,6 +6,7 @@ import (
 	"mime"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -40,19 +41,10 @@ func contentOf(r *outgoing.Request) (content, error) {
 
 // json returns the body as JSON. Kinds are other names of its type.
 func (c content) json(kinds ...string) (*reader, any, error) {
-	if c.kind != "application/json" && !contains(kinds, c.kind) {
+	if c.kind != "application/json" && !slices.Contains(kinds, c.kind) {
 		return nil, nil, unknown("Content-Type: %s is not application/json", c.kind)
 	}
 	return parseJSON(c.body)
-}
-
-func contains(list []string, s string) bool {
-	for _, one := range list {
-		if one == s {
-			return true
-		}
-	}
-	return false
 }
 
 // A pair is a field of a form. File says that it has a file name.

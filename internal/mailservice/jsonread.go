@@ -250,8 +250,8 @@ func (m *Mail) note(name, value string) {
 }
 
 // address returns an address whose name and local@domain are separate fields.
-func (o object) address(name, email string) mail.Address {
-	a := mail.Address{Name: o.text(name)}
+func (o object) address(email string) mail.Address {
+	a := mail.Address{Name: o.text("name")}
 	addr, err := mail.CheckAddr(o.path(email), o.text(email))
 	if err != nil {
 		o.r.fail("%v", err)
@@ -260,22 +260,23 @@ func (o object) address(name, email string) mail.Address {
 	return a
 }
 
-// addresses returns a field that is a list of objects with a name and an address.
-func (o object) addresses(field, name, email string) (out []mail.Address) {
+// addresses returns a field that is a list of objects with a name and an address, which
+// is in the field email.
+func (o object) addresses(field, email string) (out []mail.Address) {
 	for _, one := range o.objects(field) {
-		out = append(out, one.address(name, email))
+		out = append(out, one.address(email))
 		one.end()
 	}
 	return out
 }
 
 // person returns a field that is an object with a name and an address.
-func (o object) person(field, name, email string) mail.Address {
+func (o object) person(field, email string) mail.Address {
 	one, ok := o.child(field)
 	if !ok {
 		return mail.Address{}
 	}
-	a := one.address(name, email)
+	a := one.address(email)
 	one.end()
 	return a
 }
@@ -349,9 +350,9 @@ func (r *reader) header(m *Mail, name, value string) {
 	m.note("Header "+name, value)
 }
 
-// headers reads a field that is an object of header fields.
-func (o object) headers(m *Mail, field string) {
-	h, ok := o.child(field)
+// headers reads the field "headers", an object of header fields.
+func (o object) headers(m *Mail) {
+	h, ok := o.child("headers")
 	if !ok {
 		return
 	}

@@ -17,10 +17,10 @@ func mailersendBulk(c content) ([]Mail, error) { return jsonList(c, mailersendMa
 
 func mailersendMail(o object) Mail {
 	m := Mail{
-		From: o.person("from", "name", "email"), To: o.addresses("to", "name", "email"), Cc: o.addresses("cc", "name", "email"), Bcc: o.addresses("bcc", "name", "email"),
+		From: o.person("from", "email"), To: o.addresses("to", "email"), Cc: o.addresses("cc", "email"), Bcc: o.addresses("bcc", "email"),
 		Subject: o.text("subject"), Text: o.text("text"), HTML: o.text("html"), SendAt: o.number("send_at"),
 	}
-	if a := o.person("reply_to", "name", "email"); a.Addr != "" {
+	if a := o.person("reply_to", "email"); a.Addr != "" {
 		m.ReplyTo = []mail.Address{a}
 	}
 	for _, f := range o.objects("attachments") {

@@ -14,6 +14,7 @@ package mailservice
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"path"
 	"slices"
@@ -267,7 +268,7 @@ func (s *service) find(r *outgoing.Request) (*endpoint, bool) {
 		return nil, false
 	}
 	overridden := overrides(r)
-	read := r.Method == "GET" || r.Method == "HEAD" || r.Method == "OPTIONS"
+	read := r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions
 	if read && !s.reads && !overridden {
 		return nil, false
 	}

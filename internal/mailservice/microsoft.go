@@ -46,16 +46,16 @@ func graphSend(c content) ([]Mail, error) {
 		to   *[]mail.Address
 	}{{"toRecipients", &m.To}, {"ccRecipients", &m.Cc}, {"bccRecipients", &m.Bcc}, {"replyTo", &m.ReplyTo}} {
 		for _, one := range msg.objects(l.name) {
-			*l.to = append(*l.to, one.person("emailAddress", "name", "address"))
+			*l.to = append(*l.to, one.person("emailAddress", "address"))
 			one.end()
 		}
 	}
 	if from, ok := msg.child("from"); ok {
-		m.From = from.person("emailAddress", "name", "address")
+		m.From = from.person("emailAddress", "address")
 		from.end()
 	}
 	if sender, ok := msg.child("sender"); ok {
-		m.note("Sender", sender.person("emailAddress", "name", "address").String())
+		m.note("Sender", sender.person("emailAddress", "address").String())
 		sender.end()
 	}
 	msg.headerList(&m, "internetMessageHeaders", "name", "value")

@@ -41,7 +41,7 @@ func resendMail(o object) Mail {
 		From: o.one("from"), To: o.several("to"), Cc: o.several("cc"), Bcc: o.several("bcc"), ReplyTo: o.several("reply_to"),
 		Subject: o.text("subject"), Text: o.text("text"), HTML: o.text("html"), SendAt: o.text("scheduled_at"),
 	}
-	o.headers(&m, "headers")
+	o.headers(&m)
 	o.note(&m, "tags", "topic_id")
 	for _, f := range o.objects("attachments") {
 		a := mail.Attachment{Name: f.text("filename"), ContentType: f.text("content_type")}

@@ -13,8 +13,8 @@ func sendgridSend(c content) ([]Mail, error) {
 		return nil, err
 	}
 	o := r.object("", v)
-	all := Mail{From: o.person("from", "name", "email"), ReplyTo: o.addresses("reply_to_list", "name", "email"), Subject: o.text("subject"), SendAt: o.number("send_at")}
-	if a := o.person("reply_to", "name", "email"); a.Addr != "" {
+	all := Mail{From: o.person("from", "email"), ReplyTo: o.addresses("reply_to_list", "email"), Subject: o.text("subject"), SendAt: o.number("send_at")}
+	if a := o.person("reply_to", "email"); a.Addr != "" {
 		all.ReplyTo = append(all.ReplyTo, a)
 	}
 	for _, part := range o.objects("content") {
@@ -34,16 +34,16 @@ func sendgridSend(c content) ([]Mail, error) {
 		f.end()
 		all.Attachments = append(all.Attachments, a)
 	}
-	o.headers(&all, "headers")
+	o.headers(&all)
 	o.note(&all, "categories", "custom_args", "batch_id", "asm", "ip_pool_name")
 	sendgridSettings(o, &all)
 	var out []Mail
 	for _, p := range o.objects("personalizations") {
 		m := all
 		m.Fields = slices.Clone(all.Fields)
-		m.To, m.Cc, m.Bcc = p.addresses("to", "name", "email"), p.addresses("cc", "name", "email"), p.addresses("bcc", "name", "email")
+		m.To, m.Cc, m.Bcc = p.addresses("to", "email"), p.addresses("cc", "email"), p.addresses("bcc", "email")
 		if p.has("from") {
-			m.From = p.person("from", "name", "email")
+			m.From = p.person("from", "email")
 		}
 		if p.has("subject") {
 			m.Subject = p.text("subject")
@@ -51,7 +51,7 @@ func sendgridSend(c content) ([]Mail, error) {
 		if p.has("send_at") {
 			m.SendAt = p.number("send_at")
 		}
-		p.headers(&m, "headers")
+		p.headers(&m)
 		p.note(&m, "custom_args")
 		// Substitutions change the text for who gets it. Clients write empty ones.
 		if s, ok := p.child("substitutions"); ok {
