@@ -267,6 +267,9 @@ func (s *service) find(r *outgoing.Request) (*endpoint, bool) {
 	}) {
 		return nil, false
 	}
+	if !plain && len(s.within) > 0 && !slices.ContainsFunc(s.within, func(p string) bool { return strings.Contains(lenient(r.Path), path.Base(p)) }) {
+		return nil, false // the name of a file of another service
+	}
 	overridden := overrides(r)
 	read := r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions
 	if read && !s.reads && !overridden {
@@ -326,6 +329,18 @@ func split(escaped string) (segments []string, plain bool) {
 		plain = plain && decoded[i] > ' ' && decoded[i] < 0x7f
 	}
 	return strings.Split(strings.TrimPrefix(decoded, "/"), "/"), plain
+}
+
+// lenient returns a path decoded as often as it can be, in lower case.
+func lenient(p string) string {
+	for range 8 {
+		d, err := url.PathUnescape(p)
+		if err != nil || d == p {
+			break
+		}
+		p = d
+	}
+	return strings.ToLower(p)
 }
 
 // overrides reports whether r names another method than its own.

@@ -10,23 +10,16 @@ var services = []service{
 	{
 		name: "Gmail", hosts: []string{"gmail.googleapis.com", "www.googleapis.com", "content.googleapis.com", "content-gmail.googleapis.com", "gmail.mtls.googleapis.com", "www.mtls.googleapis.com", "clients6.google.com", "gmail.clients6.google.com"},
 		within: []string{"/gmail/", "/upload/gmail/", "/resumable/upload/gmail/", "/batch/"},
-		header: []string{"x-goog-api-client", "x-goog-user-project", "x-goog-quota-user", "gdata-version", "x-upload-content-type", "x-upload-content-length"},
-		sends: []endpoint{
-			{"POST", "/gmail/v1/users/{user}/messages/send", googleQuery, gmailSend},
-			{"POST", "/upload/gmail/v1/users/{user}/messages/send", googleUploadQuery, gmailUpload},
-			{"POST", "/gmail/v1/users/{user}/drafts/send", nil, nil}, // Gmail has the draft
-			{"POST", "/upload/gmail/v1/users/{user}/drafts/send", nil, nil},
-		},
-		harmless: []string{
-			"POST /gmail/v1/users/{user}/messages/{id}/modify", "POST /gmail/v1/users/{user}/messages/{id}/trash", "POST /gmail/v1/users/{user}/messages/{id}/untrash",
-			"POST /gmail/v1/users/{user}/messages/batchModify", "POST /gmail/v1/users/{user}/messages/batchDelete", "DELETE /gmail/v1/users/{user}/messages/{id}",
-			"POST /gmail/v1/users/{user}/threads/{id}/modify", "POST /gmail/v1/users/{user}/threads/{id}/trash", "POST /gmail/v1/users/{user}/threads/{id}/untrash",
-			"DELETE /gmail/v1/users/{user}/threads/{id}",
-			"POST /gmail/v1/users/{user}/drafts", "PUT /gmail/v1/users/{user}/drafts/{id}", "DELETE /gmail/v1/users/{user}/drafts/{id}",
-			"POST /upload/gmail/v1/users/{user}/drafts", "PUT /upload/gmail/v1/users/{user}/drafts/{id}",
-			"POST /gmail/v1/users/{user}/labels", "PUT /gmail/v1/users/{user}/labels/{id}", "PATCH /gmail/v1/users/{user}/labels/{id}", "DELETE /gmail/v1/users/{user}/labels/{id}",
-			"POST /gmail/v1/users/{user}/watch", "POST /gmail/v1/users/{user}/stop",
-		},
+		header: googleHeader,
+		sends:  gmailSends, harmless: gmailHarmless,
+	},
+	{
+		// The attack: a connection to storage.googleapis.com, which passes uninspected, and
+		// in it a request for gmail.googleapis.com: Google's servers answer for all their
+		// hosts. An inspected connection has one host.
+		name: "Gmail", hosts: []string{"*.googleapis.com", "*.mtls.googleapis.com", "*.clients6.google.com"},
+		within: []string{"/gmail/", "/upload/gmail/", "/resumable/upload/gmail/", "/batch/gmail/"},
+		header: googleHeader, sends: gmailSends, harmless: gmailHarmless,
 	},
 	{
 		name: "Microsoft Graph", hosts: []string{"graph.microsoft.com", "graph.microsoft.us", "dod-graph.microsoft.us", "microsoftgraph.chinacloudapi.cn"},
@@ -126,3 +119,23 @@ var services = []service{
 var googleQuery = map[string][]string{"alt": {"json"}, "prettyPrint": {"true", "false"}}
 
 var googleUploadQuery = map[string][]string{"alt": {"json"}, "prettyPrint": {"true", "false"}, "uploadType": {"media", "multipart"}}
+
+var googleHeader = []string{"x-goog-api-client", "x-goog-user-project", "x-goog-quota-user", "gdata-version", "x-upload-content-type", "x-upload-content-length"}
+
+var gmailSends = []endpoint{
+	{"POST", "/gmail/v1/users/{user}/messages/send", googleQuery, gmailSend},
+	{"POST", "/upload/gmail/v1/users/{user}/messages/send", googleUploadQuery, gmailUpload},
+	{"POST", "/gmail/v1/users/{user}/drafts/send", nil, nil}, // Gmail has the draft
+	{"POST", "/upload/gmail/v1/users/{user}/drafts/send", nil, nil},
+}
+
+var gmailHarmless = []string{
+	"POST /gmail/v1/users/{user}/messages/{id}/modify", "POST /gmail/v1/users/{user}/messages/{id}/trash", "POST /gmail/v1/users/{user}/messages/{id}/untrash",
+	"POST /gmail/v1/users/{user}/messages/batchModify", "POST /gmail/v1/users/{user}/messages/batchDelete", "DELETE /gmail/v1/users/{user}/messages/{id}",
+	"POST /gmail/v1/users/{user}/threads/{id}/modify", "POST /gmail/v1/users/{user}/threads/{id}/trash", "POST /gmail/v1/users/{user}/threads/{id}/untrash",
+	"DELETE /gmail/v1/users/{user}/threads/{id}",
+	"POST /gmail/v1/users/{user}/drafts", "PUT /gmail/v1/users/{user}/drafts/{id}", "DELETE /gmail/v1/users/{user}/drafts/{id}",
+	"POST /upload/gmail/v1/users/{user}/drafts", "PUT /upload/gmail/v1/users/{user}/drafts/{id}",
+	"POST /gmail/v1/users/{user}/labels", "PUT /gmail/v1/users/{user}/labels/{id}", "PATCH /gmail/v1/users/{user}/labels/{id}", "DELETE /gmail/v1/users/{user}/labels/{id}",
+	"POST /gmail/v1/users/{user}/watch", "POST /gmail/v1/users/{user}/stop",
+}
