@@ -600,6 +600,23 @@ func TestAmbiguousRequestsAreRefused(t *testing.T) {
 	}
 }
 
+// TestQueries: HTTP/2 can carry what would end the target in HTTP/1.1.
+func TestQueriesThatWouldEndTheTargetAreRefused(t *testing.T) {
+	w := newInspected(t, inspect.Config{}, func(http.ResponseWriter, *http.Request) {}, nil)
+	c := w.client(w.box("i1", ruled(nil)), true)
+	for _, q := range []string{"a HTTP/1.1", "a#b"} {
+		req, _ := http.NewRequestWithContext(t.Context(), "GET", "https://example.com/", nil)
+		req.URL.RawQuery = q
+		resp, err := c.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.Body.Close(); resp.StatusCode != http.StatusBadRequest || w.seen.Load() > 0 {
+			t.Errorf("%q: got %d", q, resp.StatusCode)
+		}
+	}
+}
+
 // TestHopByHop: a program cannot have the header of a rule removed on the way.
 func TestConnectionFieldsDoNotReachTheRule(t *testing.T) {
 	var got http.Header

@@ -59,6 +59,11 @@ func (s *session) read(in *http.Request) (*outgoing.Request, *refusal) {
 	if why := ambiguousPath(path, in.URL.Path); why != "" {
 		return nil, malformed(why)
 	}
+	// The attack: in HTTP/2 a query may have a space, which ends the target in HTTP/1.1
+	// (RFC 9112 §3). Some servers cut off a fragment, which no request has.
+	if strings.ContainsFunc(in.URL.RawQuery, func(c rune) bool { return c <= ' ' || c == 0x7f || c == '#' }) {
+		return nil, malformed("the query has a space, a control character or #")
+	}
 	r := &outgoing.Request{
 		Method: in.Method, Scheme: s.scheme(), Host: host, Port: s.conn.Dst.Port(), Path: path, Query: in.URL.RawQuery,
 		Header: in.Header.Clone(), Size: in.ContentLength, Inbox: s.l.who.Inbox,
