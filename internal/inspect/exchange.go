@@ -37,8 +37,10 @@ type exchange struct {
 	upgrade bool              // it asks for a WebSocket
 	asked   bool              // a person, or the mode of the inbox, let exactly this request go, once
 
-	bodyMu sync.Mutex
-	broken error // guarded by bodyMu: why the program's body could not be read to its end
+	mu        sync.Mutex
+	broken    error // why the program's body could not be read to its end; guarded by mu
+	begun     bool  // no more interim answers are sent; guarded by mu
+	continued sync.Once
 
 	cancel context.CancelCauseFunc
 	status int
@@ -393,11 +395,16 @@ type programBody struct{ x *exchange }
 
 // Read implements [io.Reader].
 func (b programBody) Read(p []byte) (int, error) {
+	if b.x.in.ProtoMajor == 1 && b.x.in.Header.Get("Expect") != "" {
+		// The server outside wants the body. net/http would write this answer itself, and
+		// not notice that another interim answer is being written.
+		b.x.continued.Do(func() { b.x.interim(http.StatusContinue, nil) })
+	}
 	n, err := b.x.in.Body.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
-		b.x.bodyMu.Lock()
+		b.x.mu.Lock()
 		b.x.broken = err
-		b.x.bodyMu.Unlock()
+		b.x.mu.Unlock()
 	}
 	return n, err
 }

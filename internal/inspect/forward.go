@@ -42,6 +42,7 @@ func (x *exchange) forward(ctx context.Context) *refusal {
 		defer t.CloseIdleConnections()
 	}
 	resp, err := t.RoundTrip(out)
+	x.endInterim()
 	if err != nil {
 		return x.failed(ctx, err)
 	}
@@ -166,16 +167,34 @@ func (x *exchange) outgoing(ctx context.Context, r *outgoing.Request, mask *inje
 			if mask != nil {
 				mask.Header(head)
 			}
-			if code == http.StatusContinue && x.r.Whole {
-				return nil
+			if code == http.StatusContinue {
+				return nil // sent when the body is read
 			}
-			to := x.w.Header()
-			copyHeader(to, head)
-			x.w.WriteHeader(code)
-			clear(to)
+			x.interim(code, head)
 			return nil
 		},
 	})), nil
+}
+
+// interim sends an interim answer (RFC 9110 §15.2), unless the answer has begun. The
+// transport calls it on goroutines of its own.
+func (x *exchange) interim(code int, head http.Header) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.begun {
+		return
+	}
+	h := x.w.Header()
+	copyHeader(h, head)
+	x.w.WriteHeader(code)
+	clear(h)
+}
+
+// endInterim keeps interim answers from being sent after it has returned.
+func (x *exchange) endInterim() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.begun = true
 }
 
 // failed says why a request got no answer. The library's error can have parts of
@@ -185,9 +204,9 @@ func (x *exchange) failed(ctx context.Context, err error) *refusal {
 	var cert *tls.CertificateVerificationError
 	var name x509.HostnameError
 	var netErr net.Error
-	x.bodyMu.Lock()
+	x.mu.Lock()
 	broken := x.broken
-	x.bodyMu.Unlock()
+	x.mu.Unlock()
 	switch {
 	case errors.Is(context.Cause(ctx), errCut):
 		return denied("the request was ended: it is no longer allowed")
