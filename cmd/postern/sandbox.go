@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"postern/internal/e2bapi"
+	"postern/internal/secret"
 )
 
 // A sandboxFacts describes a sandbox, as E2B's wire does.
@@ -54,6 +57,9 @@ type sandboxTool struct {
 	timeout         time.Duration
 	metadata, envs  []string
 	volumes         []string
+	rules           []string
+	secrets         []string
+	packages        []string
 
 	user, dir string
 	stdin     bool
@@ -73,7 +79,7 @@ func sandboxCommand() *command {
 		below: []*command{
 			{
 				use: "create", short: "create a sandbox and print its ID", facts: true,
-				example: "postern sandbox create --timeout 1h --inbox analyst@agents.internal --volume data:/mnt/data",
+				example: "postern sandbox create --timeout 1h --inbox analyst@agents.internal --volume data:/mnt/data\npostern sandbox create --rule 'api.github.com Authorization: Bearer ${e2b.secrets.github}'",
 				flags:   s.createFlags, run: onServer(c, s.create),
 			},
 			{use: "list", short: "list sandboxes", lists: true, run: onServer(c, listSandboxes)},
@@ -133,6 +139,30 @@ func (s *sandboxTool) createFlags(fs *pflag.FlagSet) {
 	fs.Var(&addressList{&s.metadata}, "metadata", "`NAME=VALUE` that it is found by; may be repeated")
 	fs.Var(&addressList{&s.envs}, "env", "`NAME=VALUE` for the environment of its processes; may be repeated")
 	fs.Var(&addressList{&s.volumes}, "volume", "`NAME:PATH`: mount a volume at a path; may be repeated")
+	fs.Var(&addressList{&s.rules}, "rule", "`'HOST NAME: VALUE'`: set a header on HTTPS requests to a host or *.host; ${e2b.secrets.NAME} in the value stands for a secret; may be repeated")
+	fs.Var(&addressList{&s.secrets}, "secret", "`name` of a secret whose sentinel is in its environment; may be repeated. See postern secret --help")
+	fs.Var(&addressList{&s.packages}, "packages", "`registry` that it may read: npm, pypi, debian, go or crates; may be repeated")
+}
+
+// headerRules reads flags of the form "HOST NAME: VALUE" as E2B's network.rules.
+func headerRules(list []string) (map[string]any, error) {
+	headers := map[string]map[string]string{}
+	for _, s := range list {
+		host, header, ok := strings.Cut(strings.TrimSpace(s), " ")
+		name, value, ok2 := strings.Cut(header, ":")
+		if name = strings.TrimSpace(name); !ok || !ok2 || name == "" {
+			return nil, fmt.Errorf("%w: --rule: %q: want 'HOST NAME: VALUE'", errUsage, s)
+		}
+		if headers[host] == nil {
+			headers[host] = map[string]string{}
+		}
+		headers[host][name] = strings.TrimSpace(value)
+	}
+	rules := map[string]any{}
+	for host, h := range headers {
+		rules[host] = []any{map[string]any{"transform": map[string]any{"headers": h}}}
+	}
+	return rules, nil
 }
 
 func (s *sandboxTool) userFlag(fs *pflag.FlagSet) {
@@ -172,6 +202,17 @@ func (s *sandboxTool) create(ctx context.Context, l *local, args []string, out *
 	if s.inbox != "" {
 		metadata["postern.inbox"] = s.inbox
 	}
+	// They are in the metadata since the official SDKs refuse fields of ours.
+	if len(s.secrets) > 0 {
+		metadata[secret.Metadata] = strings.Join(s.secrets, ",")
+	}
+	if len(s.packages) > 0 {
+		metadata[e2bapi.PackagesMetadata] = strings.Join(s.packages, ",")
+	}
+	rules, err := headerRules(s.rules)
+	if err != nil {
+		return err
+	}
 	envs, err := pairs("env", s.envs, "=")
 	if err != nil {
 		return err
@@ -189,6 +230,9 @@ func (s *sandboxTool) create(ctx context.Context, l *local, args []string, out *
 		mounts = append(mounts, mount{Name: name, Path: volumes[name]})
 	}
 	body := map[string]any{"templateID": s.template, "timeout": int64(s.timeout / time.Second), "metadata": metadata, "envVars": envs, "volumeMounts": mounts}
+	if len(rules) > 0 {
+		body["network"] = map[string]any{"rules": rules}
+	}
 	var made sandboxFacts
 	if err := l.call(ctx, "POST", "/sandboxes", body, &made); err != nil {
 		return notFoundAs(err, "there is no template %q", s.template)
