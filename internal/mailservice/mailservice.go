@@ -324,7 +324,7 @@ func split(escaped string) (segments []string, plain bool) {
 	if err != nil || !strings.HasPrefix(escaped, "/") {
 		return nil, false
 	}
-	plain = path.Clean(decoded) == decoded && strings.Count(decoded, "/") == strings.Count(escaped, "/") && !strings.ContainsAny(decoded, "\\;?#")
+	plain = path.Clean(decoded) == decoded && strings.Count(decoded, "/") == strings.Count(escaped, "/") && !strings.ContainsAny(decoded, "\\;?#%")
 	for i := range len(decoded) {
 		plain = plain && decoded[i] > ' ' && decoded[i] < 0x7f
 	}
