@@ -1,7 +1,6 @@
 package request_test
 
 import (
-	"context"
 	"log/slog"
 	"testing"
 
@@ -72,15 +71,4 @@ func (f *fixture) run(a oversight.Action) oversight.Action {
 		f.t.Fatal(err)
 	}
 	return a
-}
-
-// interrupted calls first before it executes.
-type interrupted struct {
-	oversight.Executor
-	first func()
-}
-
-func (i interrupted) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
-	i.first()
-	return i.Executor.Execute(ctx, a)
 }

@@ -244,27 +244,6 @@ func (a *Admission) Made(ctx context.Context, who auth.Principal, r *outgoing.Re
 	}
 }
 
-// A Used is what became of an approval.
-type Used struct {
-	At     time.Time // when the request was let go; zero if it was not
-	Made   time.Time // when its result was recorded; zero if there is none yet
-	Result string    // "200, 1204 bytes, 0.3 s"; may be empty
-}
-
-// Used returns what became of the approval of an action of who's project.
-func (a *Admission) Used(ctx context.Context, who auth.Principal, action string) (u Used, err error) {
-	err = a.db.View(ctx, func(tx *store.Tx) error {
-		var at, made int64
-		err := tx.One(ctx, `select used_at, made_at, result from request_use where action_id = $1 and project_id = $2`, []any{action, who.Project}, &at, &made, &u.Result)
-		u.At, u.Made = store.FromTime(at), store.FromTime(made)
-		if errors.Is(err, store.ErrNotFound) {
-			return nil
-		}
-		return err
-	})
-	return u, err
-}
-
 // action returns the action by which people are asked q: one that waits or was
 // decided a short while ago, or else a new one.
 func (a *Admission) action(ctx context.Context, who auth.Principal, q *question, body []byte) (act oversight.Action, err error) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"mime"
@@ -309,7 +310,7 @@ func asMultipart(b []byte, boundary string) (out body) {
 	m := multipart.NewReader(bytes.NewReader(b), boundary)
 	for i := range maxParts + 1 {
 		p, err := m.NextRawPart()
-		if err == io.EOF && i > 0 {
+		if errors.Is(err, io.EOF) && i > 0 {
 			break
 		}
 		if err != nil || i == maxParts {
@@ -359,10 +360,11 @@ func findings(kind policy.Kind, payload []byte) (flags, notes []string) {
 	if err != nil {
 		return []string{string(leak.FlagUnread)}, nil
 	}
-	text, data := target(r), r.Body
+	head := []string{target(r)}
 	for _, n := range names(r) {
-		text += "\n" + n + ": " + strings.Join(r.Header[n], ", ")
+		head = append(head, n+": "+strings.Join(r.Header[n], ", "))
 	}
+	text, data := strings.Join(head, "\n"), r.Body
 	for _, m := range marker(r) {
 		text = strings.ReplaceAll(text, m.text, "")
 		data = bytes.ReplaceAll(data, []byte(m.text), nil)
