@@ -681,6 +681,27 @@ func TestConnectionsThatHideTheirHostAreRefused(t *testing.T) {
 	w.wait("hidden", func(e Event) bool { return e.Kind == Denied && e.Name == "public.test" })
 }
 
+// TestTwoNames: what is malformed is not passed on to an address that is allowed
+// whatever its name.
+func TestMalformedConnectionsToAnInspectedHostAreRefused(t *testing.T) {
+	w := newInspected(t, inspect.Config{}, func(http.ResponseWriter, *http.Request) {}, nil)
+	w.web(site + ":80")
+	b := w.box("i1", ruled(nil))
+	for _, req := range []string{
+		"GET / HTTP/1.1\r\nHost: example.com\r\nHost: www.example.com\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: example.com\r\nContent-Length: 1\r\n\r\nx",
+		"GET http://example.com/ HTTP/1.1\r\nHost: www.example.com\r\n\r\n",
+	} {
+		// The DNS was not asked: nothing is known of the address.
+		if got, err := get(b.mustDial(site+":80"), req); err == nil && !strings.HasPrefix(got, "403 ") && !strings.HasPrefix(got, "4") {
+			t.Errorf("%q: got %q", req, got)
+		}
+	}
+	if dialed, _ := w.world.outside(); len(dialed) > 0 {
+		t.Errorf("dialed %v", dialed)
+	}
+}
+
 func TestRefusalsOfRulesSayWhatToDo(t *testing.T) {
 	j := &judge{all: true, decide: func(r *outgoing.Request) policy.Verdict {
 		if r.Method == "DELETE" {

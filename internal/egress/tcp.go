@@ -215,6 +215,12 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 	c := a.connection(dst, nil)
 	var g gate
 	host := "" // whose requests are inspected
+	// The attack: a ClientHello or a request that servers read differently, to an
+	// address that is allowed whatever its name.
+	if s.problem != "" && a.wants(ctx, s.name) {
+		refuse(s.name, s.problem)
+		return
+	}
 	if hidden := a.wantedAt(ctx, dst.Addr()); hidden != "" && s.hides() && !a.wants(ctx, s.name) {
 		refuse(s.name, unnamed(hidden))
 		return
