@@ -315,6 +315,11 @@ func ClientRefusal(err error) string {
 		}
 		return ""
 	}
+	if op != nil && op.Op == "local error" && strings.Contains(op.Err.Error(), "bad record MAC") {
+		// OpenSSL refuses a certificate in TLS 1.3 before it has taken the keys for its
+		// own messages into use, so its alert comes in clear text.
+		return "the client refused the sandbox's certificate: its alert was not encrypted"
+	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) {
 		return "the client ended the handshake, probably because it pins certificates: connection closed"
 	}

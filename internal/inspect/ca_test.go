@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -205,7 +206,7 @@ func TestCacheOfCertificatesIsBounded(t *testing.T) {
 }
 
 func TestOtherErrorsAreNoRefusalOfTheCertificate(t *testing.T) {
-	for _, err := range []error{nil, net.ErrClosed, fmt.Errorf("tls: first record does not look like a TLS handshake")} {
+	for _, err := range []error{nil, net.ErrClosed, errors.New("tls: first record does not look like a TLS handshake")} {
 		if got := inspect.ClientRefusal(err); got != "" {
 			t.Errorf("%v: %q", err, got)
 		}
@@ -233,5 +234,14 @@ func BenchmarkAuthority(b *testing.B) {
 		if a.CertificatePEM(fmt.Sprintf("i%d", i)) == nil {
 			b.Fatal("no certificate")
 		}
+	}
+}
+
+// TestRefusalOfOpenSSLIsOne: its alert in TLS 1.3 comes before its own keys are in
+// use, so it cannot be read.
+func TestRefusalOfOpenSSLIsOne(t *testing.T) {
+	err := fmt.Errorf("handshake: %w", &net.OpError{Op: "local error", Err: errors.New("tls: bad record MAC")})
+	if got := inspect.ClientRefusal(err); !strings.HasPrefix(got, "the client refused the sandbox's certificate") {
+		t.Errorf("refusal %q", got)
 	}
 }

@@ -105,6 +105,7 @@ type rulesWorld struct {
 	ca    string // file of the authority of the HTTPS server, in PEM
 	admin string // URL that tells what was seen
 
+	extra   http.Handler // serves other requests than those for the issuer, if set
 	issuer  atomicString
 	mu      sync.Mutex
 	seen    []map[string]any
@@ -185,6 +186,10 @@ func (w *rulesWorld) serve(rw http.ResponseWriter, r *http.Request) {
 		if u, err := url.Parse(w.issuer.Load()); err == nil {
 			httputil.NewSingleHostReverseProxy(u).ServeHTTP(rw, r)
 		}
+		return
+	}
+	if w.extra != nil {
+		w.extra.ServeHTTP(rw, r)
 		return
 	}
 	w.mu.Lock()
