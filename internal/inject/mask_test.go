@@ -150,7 +150,7 @@ func FuzzMask(f *testing.F) {
 			return
 		}
 		m := NewMask(Value{Value: value})
-		random := rand.New(rand.NewPCG(uint64(seed), 1)) //nolint:gosec // positions of a test
+		random := rand.New(rand.NewPCG(uint64(seed), 1))
 		encodings := m.fixed
 		text := bytes.Clone(before)
 		for range 3 {
@@ -193,7 +193,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 }
 
 func BenchmarkMask(b *testing.B) {
-	random := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // data of a benchmark
+	random := rand.New(rand.NewPCG(1, 1))
 	binary := make([]byte, 16<<20)
 	for i := range binary {
 		binary[i] = byte(random.Uint32())

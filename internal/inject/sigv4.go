@@ -26,12 +26,12 @@ const (
 	algorithm     = "AWS4-HMAC-SHA256"
 	amzTime       = "20060102T150405Z"
 	amzAlgorithm  = "X-Amz-Algorithm"
-	amzCredential = "X-Amz-Credential"
+	amzCredential = "X-Amz-Credential" //nolint:gosec // a name
 	amzDate       = "X-Amz-Date"
 	amzExpires    = "X-Amz-Expires"
 	amzSigned     = "X-Amz-SignedHeaders"
 	amzSignature  = "X-Amz-Signature"
-	amzToken      = "X-Amz-Security-Token"
+	amzToken      = "X-Amz-Security-Token" //nolint:gosec // a name
 	amzContent    = "X-Amz-Content-Sha256"
 
 	unsignedPayload = "UNSIGNED-PAYLOAD"
@@ -122,12 +122,12 @@ func parseAuthorization(v string) (*Signature, error) {
 	for part := range strings.SplitSeq(rest, ",") {
 		key, value, ok := strings.Cut(strings.TrimSpace(part), "=")
 		if _, twice := fields[key]; !ok || twice {
-			return nil, errors.New("Authorization has a field without a value, or one twice")
+			return nil, errors.New("header Authorization has a field without a value, or one twice")
 		}
 		fields[key] = value
 	}
 	if len(fields) != 3 || fields["Signature"] == "" {
-		return nil, errors.New("Authorization needs the fields Credential, SignedHeaders and Signature, and no other")
+		return nil, errors.New("header Authorization needs the fields Credential, SignedHeaders and Signature, and no other")
 	}
 	s := &Signature{signed: strings.Split(fields["SignedHeaders"], ";")}
 	return s, s.credential(fields["Credential"])

@@ -2,6 +2,7 @@ package inject
 
 import (
 	"bytes"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -60,9 +61,7 @@ func TestSignaturesAreThoseOfAWSTestSuite(t *testing.T) {
 			if c.signed == "" {
 				c.signed = "host;x-amz-date"
 			}
-			for name, v := range c.header {
-				r.Header[name] = v
-			}
+			maps.Copy(r.Header, c.header)
 			r.Header.Set("Authorization", algorithm+" Credential="+exampleKey+"/20150830/us-east-1/service/aws4_request, SignedHeaders="+c.signed+", Signature=0")
 			s, err := ParseSignature(r)
 			if err != nil {
