@@ -175,6 +175,7 @@ func TestDialersUseTheResolver(t *testing.T) {
 		"cmd/postern/build.go":          "the DNS server itself, at an address",
 		"internal/egress/egress.go":     "addresses that the wall has resolved and judged, and the DNS server",
 		"internal/guest/tunnel.go":      "in a sandbox",
+		"cmd/postern-guest/pipe.go":     "likewise, its loopback",
 		"internal/bridge/bridge.go":     "on its user's machine",
 		"internal/smtpclient/client.go": "where its caller gives no Dial: tests",
 	}

@@ -3,6 +3,11 @@
 //	postern-guest init    be the sandbox's first process: keep the rest running
 //	postern-guest serve   serve processes and files to the host
 //
+// The host starts two more as processes of the sandbox's user:
+//
+//	postern-guest sftp           speak SFTP on standard input and output
+//	postern-guest connect PORT   join these to a port of the loopback
+//
 // It is configured by its environment and holds no secret:
 //
 //	POSTERN_CHANNEL_SHA256  hex SHA-256 of the token that the host shows (required)
@@ -33,11 +38,30 @@ import (
 )
 
 func main() {
+	if ok, err := pipe(os.Args[1:]); ok {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "postern-guest:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	log := guest.NewLog(os.Stdout)
 	if err := run(log, os.Args[1:]); err != nil {
 		log.Error("guest ends", "error", err)
 		os.Exit(1)
 	}
+}
+
+// pipe runs the commands whose standard output belongs to a client. Others are
+// not ok.
+func pipe(args []string) (ok bool, err error) {
+	switch {
+	case len(args) == 1 && args[0] == "sftp":
+		return true, serveFiles()
+	case len(args) == 2 && args[0] == "connect":
+		return true, connectPort(context.Background(), args[1])
+	}
+	return false, nil
 }
 
 func run(log *slog.Logger, args []string) error {
