@@ -84,8 +84,16 @@ func TestSSH(t *testing.T) {
 		t.Fatal(err)
 	}
 	name := b.id + ".postern"
-	// Script is a terminal: its size, its end and a key that interrupts.
-	out, errs, exit := run(strings.NewReader("stty size; sleep 100\n\x03\ntty | cut -c1-8; exit 5\n"), "ssh", "-tt", "-F", config, name)
+	// A terminal: a key interrupts, and the shell's status is the client's.
+	keys, typed := io.Pipe()
+	go func() {
+		for _, text := range []string{"tty; sleep 1000\n", "\x03", "exit 5\n"} {
+			_, _ = io.WriteString(typed, text)
+			time.Sleep(3 * time.Second) // for the shell to start the command, and to take the key
+		}
+		_ = typed.Close()
+	}()
+	out, errs, exit := run(keys, "ssh", "-tt", "-F", config, name)
 	if exit != 5 || !strings.Contains(out, "/dev/pts") {
 		t.Errorf("terminal: %q, %q, %d", out, errs, exit)
 	}
