@@ -151,7 +151,7 @@ func secretCommand() *command {
 					}
 					rows := [][]string{{"NAME", "KIND", "HOSTS", "ENV", "APPROVAL", "VERSION", "CHANGED", "LAST USED"}}
 					for _, s := range all {
-						rows = append(rows, []string{s.Name, s.Kind, hostsOf(s), s.Env, s.Approval, fmt.Sprint(s.Version), ago(s.UpdatedAt), agoOrNever(s.LastUsedAt)})
+						rows = append(rows, []string{s.Name, s.Kind, hostsOf(s), envOf(s), s.Approval, fmt.Sprint(s.Version), ago(s.UpdatedAt), agoOrNever(s.LastUsedAt)})
 					}
 					return out.rows(all, rows)
 				}),
@@ -234,6 +234,14 @@ func hostsOf(s api.Secret) string {
 	return strings.Join(s.Hosts, ",")
 }
 
+// envOf returns the environment variables of s in a sandbox to which it is attached.
+func envOf(s api.Secret) string {
+	if s.Kind == api.SecretAWS {
+		return "AWS_ACCESS_KEY_ID,AWS_SECRET_ACCESS_KEY"
+	}
+	return s.Env
+}
+
 func printSecret(out *output, s api.Secret) error {
 	if out.json {
 		return out.object(s)
@@ -254,6 +262,6 @@ env        %s
 approval   %s
 version    %d, %s
 last used  %s%s
-`, s.Name, s.ID, s.Kind, hostsOf(s), s.Env, s.Approval, s.Version, ago(s.UpdatedAt), agoOrNever(s.LastUsedAt), metadata)
+`, s.Name, s.ID, s.Kind, hostsOf(s), envOf(s), s.Approval, s.Version, ago(s.UpdatedAt), agoOrNever(s.LastUsedAt), metadata)
 	return err
 }

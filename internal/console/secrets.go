@@ -141,8 +141,13 @@ func (s secretHandlers) change(w http.ResponseWriter, r *http.Request, who auth.
 		v := valueOf(r)
 		_, err = ss.Update(ctx, who, id, secret.Change{Value: &v})
 	case "settings":
-		hosts, approval, env := hostList(r.PostForm.Get("hosts")), secret.Approval(r.PostForm.Get("approval")), strings.TrimSpace(r.PostForm.Get("env"))
-		_, err = ss.Update(ctx, who, id, secret.Change{Hosts: &hosts, Approval: &approval, Env: &env})
+		hosts, approval := hostList(r.PostForm.Get("hosts")), secret.Approval(r.PostForm.Get("approval"))
+		ch := secret.Change{Hosts: &hosts, Approval: &approval}
+		if r.PostForm.Has("env") { // the page of an AWS pair has none
+			env := strings.TrimSpace(r.PostForm.Get("env"))
+			ch.Env = &env
+		}
+		_, err = ss.Update(ctx, who, id, ch)
 	case "delete":
 		err, back = ss.Delete(ctx, who, id), "/console/secrets"
 	default:

@@ -26,8 +26,7 @@ func (Value) MarshalJSON() ([]byte, error) { return []byte(`"` + printed + `"`),
 
 // Wipe overwrites the value. Whoever opened it calls it when the request has been
 // sent.
-func (v *Value) Wipe() {
+func (v Value) Wipe() {
 	clear(v.Value)
 	clear(v.SessionToken)
-	*v = Value{}
 }

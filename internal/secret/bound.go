@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/inject"
 	"postern/internal/policy"
@@ -268,40 +267,4 @@ func (s *Store) Renew(ctx context.Context, sandbox auth.Principal, from string, 
 		out[key] = r.Replace(value)
 	}
 	return out, nil
-}
-
-// A misdirect is a sentinel of a sandbox that was sent where it does not belong.
-type misdirect struct{ sandbox, name, host string }
-
-// The limits on entries of [Store.Misdirected].
-const (
-	misdirectEvery = time.Minute
-	maxMisdirects  = 4096
-)
-
-// Misdirected records that the sandbox who sent the sentinel of a secret to a host
-// that it does not belong to, where it was refused. Name is the secret's, or empty
-// if the sentinel is none of this sandbox. The same again within a minute is not
-// recorded: code in a sandbox must not fill the audit.
-func (s *Store) Misdirected(ctx context.Context, who auth.Principal, name, host string) error {
-	m, now := misdirect{who.ID, name, host}, time.Now()
-	s.mu.Lock()
-	if len(s.misdirects) >= maxMisdirects {
-		maps.DeleteFunc(s.misdirects, func(_ misdirect, at time.Time) bool { return now.Sub(at) > misdirectEvery })
-	}
-	known := now.Sub(s.misdirects[m]) < misdirectEvery || len(s.misdirects) >= maxMisdirects
-	if !known {
-		s.misdirects[m] = now
-	}
-	s.mu.Unlock()
-	if known {
-		return nil
-	}
-	err := s.db.Update(ctx, func(tx *store.Tx) error {
-		return audit.Append(ctx, tx, who, audit.SecretMisdirected, who.ID, audit.Fields{"secret": name, "host": host})
-	})
-	if err != nil {
-		return fmt.Errorf("record misdirected secret: %w", err)
-	}
-	return nil
 }

@@ -20,8 +20,8 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"postern/internal/audit"
@@ -149,9 +149,6 @@ type Store struct {
 	db   *store.DB
 	conf Config
 	keys keys
-
-	mu         sync.Mutex // guards misdirects
-	misdirects map[misdirect]time.Time
 }
 
 // New returns the store of the secrets in db. The error wraps [ErrKey] if the key is
@@ -170,7 +167,7 @@ func New(ctx context.Context, log *slog.Logger, db *store.DB, c Config) (*Store,
 	if err := db.Update(ctx, func(tx *store.Tx) error { return k.check(ctx, tx) }); err != nil {
 		return nil, fmt.Errorf("check key of secrets: %w", err)
 	}
-	return &Store{log: log, db: db, conf: c, keys: k, misdirects: map[misdirect]time.Time{}}, nil
+	return &Store{log: log, db: db, conf: c, keys: k}, nil
 }
 
 // Sealed is the table of secrets as rows are authenticated. The attack: somebody
@@ -253,9 +250,9 @@ func (s *Store) Create(ctx context.Context, who auth.Principal, name string, kin
 }
 
 // fields describes c for the record. It has no value and none of the metadata.
-func (c Secret) fields() audit.Fields {
+func (c *Secret) fields() audit.Fields {
 	return audit.Fields{
-		"name": c.Name, "kind": string(c.Kind), "hosts": strings.Join(c.Hosts, ","), "approval": string(c.Approval), "version": fmt.Sprint(c.Version),
+		"name": c.Name, "kind": string(c.Kind), "hosts": strings.Join(c.Hosts, ","), "approval": string(c.Approval), "version": strconv.FormatInt(c.Version, 10),
 	}
 }
 
@@ -518,7 +515,7 @@ func (s *Store) seal(c *Secret, v Value) error {
 // open decrypts the value of c. The caller wipes what it returns.
 func (s *Store) open(c Secret) (text, accessKey, token []byte, err error) {
 	s.conf.Scrub.Touch()
-	plain, err := s.keys.aead.Open(nil, nil, c.sealed, additional(c.Project, c.ID, c.Version)) //nolint:gosec // the nonce is in front
+	plain, err := s.keys.aead.Open(nil, nil, c.sealed, additional(c.Project, c.ID, c.Version))
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("decrypt secret %s: %w", c.ID, ErrKey) // without the reason: it says nothing
 	}

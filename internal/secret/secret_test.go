@@ -16,7 +16,6 @@ import (
 	"strings"
 	"testing"
 
-	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/policy"
 	"postern/internal/secret"
@@ -482,23 +481,6 @@ func rule(host, name string) map[string][]policy.Rule {
 	return map[string][]policy.Rule{host: {{Headers: map[string]string{"Authorization": "${e2b.secrets." + name + "}"}}}}
 }
 
-// TestMisdirectedIsRecordedOnce: a program in a sandbox cannot fill the audit.
-func TestMisdirectedIsRecordedOnce(t *testing.T) {
-	f, ctx := setup(t, storetest.SQLite(t)), t.Context()
-	for range 50 {
-		if err := f.s.Misdirected(ctx, f.sandbox, "github", "evil.example.net"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var n int
-	err := f.db.View(ctx, func(tx *store.Tx) error {
-		return tx.One(ctx, `select count(*) from audit_entry where verb = $1`, []any{audit.SecretMisdirected}, &n)
-	})
-	if err != nil || n != 1 {
-		t.Errorf("%d entries, %v, want 1", n, err)
-	}
-}
-
 // TestNothingPrintsAValue: whatever is made of a value, its text is not in it.
 func TestNothingPrintsAValue(t *testing.T) {
 	f, ctx := setup(t, storetest.SQLite(t)), t.Context()
@@ -518,7 +500,7 @@ func TestNothingPrintsAValue(t *testing.T) {
 		logged.Write(b)
 	}
 	hexed, b64 := hex.EncodeToString([]byte(canary)), base64.StdEncoding.EncodeToString([]byte(canary))
-	for _, form := range []string{canary, hexed, strings.ToUpper(hexed), b64, fmt.Sprint([]byte(canary))[1:20]} {
+	for _, form := range []string{canary, hexed, strings.ToUpper(hexed), b64, fmt.Sprintf("%d", []byte(canary))[1:20]} {
 		if strings.Contains(logged.String(), form) {
 			t.Errorf("the value is printed as %q", form)
 		}
