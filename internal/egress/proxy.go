@@ -160,7 +160,7 @@ func (a *attached) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error
 	if err != nil {
 		// Not %w: it could be a refusal of the proxy's own port, which says nothing of
 		// the destination.
-		return nil, fmt.Errorf("%w: %v", ErrProxy, err)
+		return nil, fmt.Errorf("%w: %v", ErrProxy, err) //nolint:errorlint // see above
 	}
 	return conn, nil
 }

@@ -146,13 +146,13 @@ func ruled(headers map[string]string) policy.Egress {
 // client returns an HTTP client inside b, which trusts the sandbox's authority.
 func (w *inspectedWorld) client(b *box, h2 bool) *http.Client {
 	t := &http.Transport{
-		DialContext: func(_ context.Context, _, addr string) (net.Conn, error) { //nolint:contextcheck // box.dial has a time-out of its own
+		DialContext: func(_ context.Context, _, addr string) (net.Conn, error) {
 			host, port, _ := net.SplitHostPort(addr)
 			m, err := b.ask("10.0.0.1:53", host+".", dnsmessage.TypeA)
 			if err != nil || len(addrsOf(m)) == 0 {
 				return nil, fmt.Errorf("look up %s: %w", host, err)
 			}
-			return b.dial(addrsOf(m)[0] + ":" + port)
+			return b.dial(addrsOf(m)[0] + ":" + port) //nolint:contextcheck // it has a time-out of its own
 		},
 		TLSClientConfig: w.trust(b), DisableCompression: true, Protocols: new(http.Protocols), ExpectContinueTimeout: time.Minute,
 	}
