@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"postern/client"
+	"postern/internal/audit"
 )
 
 const networkCommandHelp = `
@@ -120,7 +121,7 @@ func permitEnd(p client.Permit) string {
 }
 
 // networkVerbs are how the verbs of entries about a sandbox's network begin.
-var networkVerbs = []string{"egress.", "secret.misdirected", "secret.masked"}
+var networkVerbs = []string{"egress.", string(audit.SecretMisdirected), string(audit.SecretMasked)}
 
 // networkLog prints the entries about the network of a sandbox.
 func networkLog(ctx context.Context, l *local, out *output, id string, limit int, follow bool) error {

@@ -17,7 +17,7 @@ const maxDenials = 100
 // from the sandbox. It is printable ASCII of bounded length.
 type Denial struct {
 	Time   time.Time `json:"time"`
-	Kind   string    `json:"kind"`             // "request", "secret.misdirected", "cut", "connection", "dns" or a protocol
+	Kind   string    `json:"kind"`             // "request", "misdirected", "cut", "connection", "dns" or a protocol
 	Host   string    `json:"host"`             // name, or address and port if there is none
 	Method string    `json:"method,omitempty"` // of a request
 	Path   string    `json:"path,omitempty"`   // of a request, without the query

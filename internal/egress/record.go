@@ -22,8 +22,8 @@ const (
 	Repeated  Kind = "repeated"  // suppressed repeats, as a count
 	Requested Kind = "request"   // an inspected HTTP request, forwarded and answered
 
-	Misdirected Kind = "secret.misdirected" // an inspected request, refused since it has the placeholder of a secret that does not belong there
-	Masked      Kind = "secret.masked"      // the answer to an inspected request had the value of a secret, which was masked
+	Misdirected Kind = "misdirected" // an inspected request, refused since it has the placeholder of a secret that does not belong there
+	Masked      Kind = "masked"      // the answer to an inspected request had the value of a secret, which was masked
 )
 
 // An Event is one thing that happened at the wall of one sandbox. Part of its text

@@ -130,11 +130,11 @@ type EventKind string
 
 // The kinds of event.
 const (
-	Made        EventKind = "request"            // it was forwarded
-	Denied      EventKind = "denied"             // it was refused
-	Misdirected EventKind = "secret.misdirected" // it was refused since it has a sentinel that does not belong there
-	Masked      EventKind = "secret.masked"      // its answer had the value of a secret, which was masked
-	Cut         EventKind = "cut"                // it was ended since it is no longer allowed
+	Made        EventKind = "request"     // it was forwarded
+	Denied      EventKind = "denied"      // it was refused
+	Misdirected EventKind = "misdirected" // it was refused since it has a sentinel that does not belong there
+	Masked      EventKind = "masked"      // its answer had the value of a secret, which was masked
+	Cut         EventKind = "cut"         // it was ended since it is no longer allowed
 )
 
 // An Event is what happened to one request. It has no values of secrets. Its text
