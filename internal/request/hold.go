@@ -247,20 +247,35 @@ func (a *Admission) Made(ctx context.Context, who auth.Principal, r *outgoing.Re
 // action returns the action by which people are asked q: one that waits or was
 // decided a short while ago, or else a new one.
 func (a *Admission) action(ctx context.Context, who auth.Principal, q *question, body []byte) (act oversight.Action, err error) {
-	err = a.db.View(ctx, func(tx *store.Tx) error {
-		act, err = a.last(ctx, tx, who, q, body)
-		return err
-	})
-	if !errors.Is(err, store.ErrNotFound) {
-		return act, err
-	}
 	payload, err := q.payload(body)
 	if err != nil {
 		return act, err
 	}
+	err = a.db.View(ctx, func(tx *store.Tx) error {
+		act, err = a.last(ctx, tx, who, q, body)
+		if errors.Is(err, store.ErrNotFound) {
+			return errors.Join(err, room(ctx, tx, who, q.kind, len(payload)))
+		}
+		return err
+	})
+	if !errors.Is(err, store.ErrNotFound) || errors.Is(err, oversight.ErrFull) {
+		return act, err
+	}
 	p := oversight.Proposal{Request: q.facts, Via: q.facts.Via, Payload: payload, Ask: true}
 	var notes []string
+	if len(payload) > heavyPayload {
+		// The attack: many large bodies at once, each of which takes seconds and a
+		// hundred megabytes to check.
+		select {
+		case a.heavy <- struct{}{}:
+		case <-ctx.Done():
+			return act, ctx.Err()
+		}
+	}
 	p.Request.Flags, notes = findings(q.kind, payload)
+	if len(payload) > heavyPayload {
+		<-a.heavy
+	}
 	if q.kind == policy.KindRequest && q.verdict.Rule == "" && q.verdict.Reason != "" {
 		notes = append([]string{q.verdict.Reason}, notes...)
 	}
@@ -269,15 +284,8 @@ func (a *Admission) action(ctx context.Context, who auth.Principal, q *question,
 		if act, err = a.last(ctx, tx, who, q, body); !errors.Is(err, store.ErrNotFound) {
 			return err
 		}
-		var n, size int64
-		err := tx.One(ctx, `select count(*), coalesce(sum(length(payload)), 0) from action where project_id = $1 and kind = $2 and proposer = $3 and state = $4`,
-			[]any{who.Project, q.kind, who.String(), oversight.Pending}, &n, &size)
-		if err != nil {
+		if err := room(ctx, tx, who, q.kind, len(payload)); err != nil {
 			return err
-		}
-		if n >= maxPending || size+int64(len(payload)) > maxPendingBytes {
-			// The attack: a loop of requests, each of which asks a person.
-			return fmt.Errorf("%d requests of this sandbox, with %d bytes, wait for a person: %w", n, size, oversight.ErrFull)
 		}
 		known, err := requested(ctx, tx, who.Project, q.facts.HTTP.Host)
 		if err != nil {
@@ -291,6 +299,18 @@ func (a *Admission) action(ctx context.Context, who auth.Principal, q *question,
 		return err
 	})
 	return act, err
+}
+
+// room returns [oversight.ErrFull] if a sandbox may have no further payload of size
+// bytes wait for a person. The attack: a loop of requests, each of which asks one.
+func room(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind, size int) error {
+	var n, sum int64
+	err := tx.One(ctx, `select count(*), coalesce(sum(length(payload)), 0) from action where project_id = $1 and kind = $2 and proposer = $3 and state = $4`,
+		[]any{who.Project, kind, who.String(), oversight.Pending}, &n, &sum)
+	if err == nil && (n >= maxPending || sum+int64(size) > maxPendingBytes) {
+		err = fmt.Errorf("%d requests of this sandbox, with %d bytes, wait for a person: %w", n, sum, oversight.ErrFull)
+	}
+	return err
 }
 
 // requested reports whether a request to host was approved in a project before.

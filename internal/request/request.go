@@ -51,6 +51,7 @@ const (
 	maxHeld         = 16       // requests of one sandbox that are held at a time
 	maxPending      = 20       // actions of one sandbox, of one kind, that wait for a person
 	maxPendingBytes = 64 << 20 // of their payloads
+	heavyPayload    = 1 << 20  // bytes from which one payload is checked at a time
 )
 
 // unreadable is the reason of a refusal where the database cannot be read.
@@ -95,6 +96,7 @@ type Admission struct {
 	rules  *connection.Admission // has what is in force in memory
 	grants Grants
 	hold   time.Duration
+	heavy  chan struct{} // semaphore for checks of heavy payloads
 
 	mu   sync.Mutex
 	held map[string]int // by sandbox: requests that are held
@@ -108,7 +110,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, rules *connection
 	if hold <= 0 {
 		hold = HoldTime
 	}
-	return &Admission{log: log, db: db, gate: gate, rules: rules, grants: grants, hold: hold, held: map[string]int{}}
+	return &Admission{log: log, db: db, gate: gate, rules: rules, grants: grants, hold: hold, heavy: make(chan struct{}, 1), held: map[string]int{}}
 }
 
 func refused(reason string) policy.Verdict {
