@@ -18,7 +18,7 @@ const maxEntries = 512
 // Egress is what a sandbox asked for: which outside addresses and names it may
 // connect to. It can only narrow the project's [Ceiling]. The zero Egress asks
 // for nothing and gets nothing.
-type Egress struct {
+type Egress struct { //nolint:recvcheck // it is small, and read on each request by pointer
 	Internet bool     // everything that DenyOut does not name
 	AllowOut []string // addresses, CIDR prefixes, names and "*.name"; wins over DenyOut
 	DenyOut  []string // addresses and CIDR prefixes

@@ -279,7 +279,7 @@ func FuzzParseTemplate(f *testing.F) {
 				again.WriteString(p.Text)
 			}
 		}
-		if !strings.EqualFold(again.String(), value) && strings.ToLower(again.String()) != strings.ToLower(value) {
+		if strings.ToLower(again.String()) != strings.ToLower(value) { //nolint:staticcheck // names were put in lower case, which EqualFold undoes for fewer letters
 			t.Errorf("%q became %q", value, again.String())
 		}
 	})

@@ -114,7 +114,7 @@ func (i *Issuer) Open(ctx context.Context, who auth.Principal, id string) (injec
 func (i *Issuer) sentinelOf(who auth.Principal, name string) string {
 	m := hmac.New(sha256.New, i.sentinel)
 	for _, part := range []string{who.Project, who.ID, name} {
-		m.Write(binary.BigEndian.AppendUint32(nil, uint32(len(part)))) //nolint:gosec // names are short
+		m.Write(binary.BigEndian.AppendUint32(nil, uint32(len(part))))
 		m.Write([]byte(part))
 	}
 	return "pst_" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(m.Sum(nil))[:40])
@@ -235,8 +235,11 @@ func (i *Issuer) JWKS(ctx context.Context) ([]byte, error) {
 			return nil, fmt.Errorf("key %s of %s is a %T", k.ID, k.Domain, public)
 		}
 		point, err := key.Bytes() // 4, X, Y
-		if err != nil || len(point) != 65 {
-			return nil, fmt.Errorf("key %s of %s has a point of %d bytes: %v", k.ID, k.Domain, len(point), err)
+		if err == nil && len(point) != 65 {
+			err = fmt.Errorf("its point has %d bytes", len(point))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("key %s of %s: %w", k.ID, k.Domain, err)
 		}
 		e := base64.RawURLEncoding
 		keys = append(keys, jwk{Type: "EC", Curve: "P-256", X: e.EncodeToString(point[1:33]), Y: e.EncodeToString(point[33:]), ID: k.ID, Use: "sig", Algorithm: "ES256"})

@@ -77,20 +77,24 @@ func verify(t *testing.T, i *signing.Issuer, token []byte) (claims map[string]an
 		if k["kty"] != "EC" || k["crv"] != "P-256" || k["alg"] != "ES256" || k["use"] != "sig" {
 			t.Errorf("got key %v", k)
 		}
-		number := func(s string) *big.Int {
+		point := []byte{4}
+		for _, s := range []string{k["x"], k["y"]} {
 			b, err := base64.RawURLEncoding.DecodeString(s)
 			if err != nil || len(b) != 32 {
 				t.Fatalf("coordinate %q: %d bytes, %v", s, len(b), err)
 			}
-			return new(big.Int).SetBytes(b)
+			point = append(point, b...)
 		}
-		public := ecdsa.PublicKey{Curve: elliptic.P256(), X: number(k["x"]), Y: number(k["y"])}
+		public, err := ecdsa.ParseUncompressedPublicKey(elliptic.P256(), point)
+		if err != nil {
+			t.Fatal(err)
+		}
 		sig, err := base64.RawURLEncoding.DecodeString(parts[2])
 		if err != nil || len(sig) != 64 {
 			t.Fatalf("signature of %d bytes, %v", len(sig), err)
 		}
 		sum := sha256.Sum256([]byte(parts[0] + "." + parts[1]))
-		return claims, head.Kid, ecdsa.Verify(&public, sum[:], new(big.Int).SetBytes(sig[:32]), new(big.Int).SetBytes(sig[32:]))
+		return claims, head.Kid, ecdsa.Verify(public, sum[:], new(big.Int).SetBytes(sig[:32]), new(big.Int).SetBytes(sig[32:]))
 	}
 	return claims, head.Kid, false
 }
