@@ -97,7 +97,7 @@ type Config struct {
 	PermitSettings // what they can be allowed beyond that
 
 	Egress      string   // "deny" or "allow": the most that sandboxes may be allowed
-	EgressCA    []string // files of certificate authorities, in PEM, that servers outside may have besides the system's
+	EgressCA    string   // file of certificate authorities, in PEM, that servers outside may have besides the system's
 	EgressAllow []string // addresses, CIDR prefixes and names that sandboxes may be allowed besides
 	DNS         string   // IP address and port of the DNS server that is asked for sandboxes; empty means that of Resolver, and the system's if there is none either
 
@@ -171,7 +171,7 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.Var(&list{values: &c.OAuthIssuers}, "oauth-issuer", "`URL` of an authorization server (OAuth 2.1) of yours that gives out inbox keys as access tokens; MCP clients find it in the protected-resource metadata (RFC 9728); may be repeated. See docs/reference/mcp.md")
 	fs.BoolVar(&c.HTTPS, "https", false, "people reach the console through a proxy that does TLS: its cookie is then sent over https only")
 	fs.StringVar(&c.Egress, "egress", "deny", "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
-	fs.Var(&list{values: &c.EgressCA}, "egress-ca", "`file` of certificate authorities (PEM) that, besides the system's, servers outside are verified by where requests of sandboxes are inspected; may be repeated")
+	pathVar(fs, &c.EgressCA, "egress-ca", "", "`file` of certificate authorities (PEM) by which servers outside are verified besides the system's, where requests of sandboxes are inspected")
 	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
 	c.PermitSettings.flags(fs)
 	fs.StringVar(&c.DNS, "dns", "", "`address:port` of the DNS server for names that sandboxes look up (default: that of --resolver, or the system's)")

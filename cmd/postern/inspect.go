@@ -23,23 +23,21 @@ func (d *daemon) newInspector() (*inspect.Inspector, error) {
 }
 
 // egressRoots returns the authorities that servers outside are verified by: the
-// system's and those in the files. Without files it returns nil, for the system's.
-func egressRoots(files []string) (*x509.CertPool, error) {
-	if len(files) == 0 {
+// system's and those in file. Without a file it returns nil, for the system's.
+func egressRoots(file string) (*x509.CertPool, error) {
+	if file == "" {
 		return nil, nil
 	}
 	roots, err := x509.SystemCertPool()
 	if err != nil {
 		return nil, fmt.Errorf("read the system's certificate authorities: %w", err)
 	}
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if err != nil {
-			return nil, fmt.Errorf("--egress-ca: %w", err)
-		}
-		if !roots.AppendCertsFromPEM(b) {
-			return nil, fmt.Errorf("--egress-ca: %s has no certificate in PEM", f)
-		}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("--egress-ca: %w", err)
+	}
+	if !roots.AppendCertsFromPEM(b) {
+		return nil, fmt.Errorf("--egress-ca: %s has no certificate in PEM", file)
 	}
 	return roots, nil
 }
