@@ -146,8 +146,12 @@ func (m *Mask) build() {
 	}
 }
 
-// Wipe overwrites the values that m has. It must not be used afterwards.
+// Wipe overwrites the values that m has, if it is not nil. It must not be used
+// afterwards.
 func (m *Mask) Wipe() {
+	if m == nil {
+		return
+	}
 	for _, p := range m.fixed {
 		clear(p)
 	}

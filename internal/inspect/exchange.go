@@ -246,6 +246,12 @@ func (x *exchange) find() *refusal {
 	if len(uses) > 0 && !x.s.conn.TLS {
 		return denied("the request has a secret, and secrets go over HTTPS only")
 	}
+	if signature, err := inject.ParseSignature(x.r); err == nil && signature != nil && slices.ContainsFunc(uses, func(u outgoing.Use) bool { return u.Sentinel == signature.AccessKey }) {
+		// The attack: a program signs now for an hour in which nobody looks.
+		if err := signature.CheckTime(time.Now()); err != nil {
+			return denied("the AWS signature cannot be made anew: " + err.Error())
+		}
+	}
 	if len(x.echoes()) > 0 {
 		// A value in the answer must be found, so the answer must be plain and whole.
 		x.r.Header["Accept-Encoding"] = []string{"identity"}

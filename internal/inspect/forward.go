@@ -55,6 +55,7 @@ func (x *exchange) forward(ctx context.Context) *refusal {
 		x.status = resp.StatusCode
 		return x.switched(ctx, resp, mask)
 	}
+	defer mask.Wipe()
 	body, bad := x.answerBody(resp, mask)
 	if bad != nil {
 		return bad
