@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -16,6 +17,7 @@ import (
 	"postern/internal/secret"
 )
 
+//nolint:gosec // it has no value
 const secretHelp = `
 A secret is a credential that programs in sandboxes use and never have. A
 program has a sentinel instead, such as pst_4xk…, in an environment variable or
@@ -120,7 +122,7 @@ func secretCommand() *command {
 		below: []*command{
 			{
 				use: "create NAME", short: "store a value under a name", facts: true,
-				example: "printf %s \"$GITHUB_TOKEN\" | postern secret create github --host api.github.com\npostern secret create s3 --aws AKIAIOSFODNN7EXAMPLE --host '*.amazonaws.com' --file key",
+				example: "printf %s \"$GITHUB_TOKEN\" | postern secret create github --host api.github.com\npostern secret create s3 --aws AKIAIOSFODNN7EXAMPLE --host '*.amazonaws.com' --file key", //nolint:gosec // the access key ID of AWS's documentation
 				flags:   func(fs *pflag.FlagSet) { source(fs); settings(fs) },
 				run: named(func(ctx context.Context, l *local, name string, out *output) error {
 					n := api.NewSecret{Name: name, Kind: api.SecretPlain, Hosts: f.hosts, Env: f.env, Approval: f.approval}
@@ -151,7 +153,7 @@ func secretCommand() *command {
 					}
 					rows := [][]string{{"NAME", "KIND", "HOSTS", "ENV", "APPROVAL", "VERSION", "CHANGED", "LAST USED"}}
 					for _, s := range all {
-						rows = append(rows, []string{s.Name, s.Kind, hostsOf(s), envOf(s), s.Approval, fmt.Sprint(s.Version), ago(s.UpdatedAt), agoOrNever(s.LastUsedAt)})
+						rows = append(rows, []string{s.Name, s.Kind, hostsOf(s), envOf(s), s.Approval, strconv.FormatInt(s.Version, 10), ago(s.UpdatedAt), agoOrNever(s.LastUsedAt)})
 					}
 					return out.rows(all, rows)
 				}),

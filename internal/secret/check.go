@@ -67,7 +67,7 @@ func checkHosts(hosts []string) ([]string, error) {
 		below, wild := strings.CutPrefix(strings.TrimSpace(h), "*.")
 		n, err := policy.Name(below)
 		if err != nil {
-			return nil, fmt.Errorf(`%w: hosts[%d]: want a host name or "*." and a host name, without scheme, port and path: %v`, ErrInvalid, i, err)
+			return nil, fmt.Errorf(`%w: hosts[%d]: want a host name or "*." and a host name, without scheme, port and path: %w`, ErrInvalid, i, err)
 		}
 		if wild {
 			// The attack, or the mistake: a value for every host of a top-level domain.

@@ -3,7 +3,7 @@ package e2e
 import (
 	"bytes"
 	"compress/gzip"
-	"crypto/sha1" //nolint:gosec // RFC 6455 demands it
+	"crypto/sha1"
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/hex"
@@ -12,7 +12,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -40,9 +40,8 @@ const elsewhere = "203.0.113.11"
 // A thief is what is outside in [TestSecretsStayOutside]: servers that repeat what they
 // get in every way.
 type thief struct {
-	mu     sync.Mutex
-	seen   []string // requests: "scheme host method uri authorization body"
-	stored string
+	mu   sync.Mutex
+	seen []string // requests
 }
 
 func (x *thief) note(r *http.Request, body []byte) {
@@ -130,7 +129,7 @@ func (x *thief) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		defer c.Close()
-		sum := sha1.Sum([]byte(r.Header.Get("Sec-WebSocket-Key") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11")) //nolint:gosec // likewise
+		sum := sha1.Sum([]byte(r.Header.Get("Sec-WebSocket-Key") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"))
 		fmt.Fprintf(b, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: %s\r\n\r\n\x81%c%s", base64.StdEncoding.EncodeToString(sum[:]), len(got), got)
 		_ = b.Flush()
 	default:
@@ -184,7 +183,7 @@ func TestSecretsStayOutside(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		web := &http.Server{Handler: x, ErrorLog: log.New(io.Discard, "", 0)}
+		web := &http.Server{Handler: x, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
 		if port != "80" {
 			l = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{cert}})
 		}
@@ -197,7 +196,7 @@ func TestSecretsStayOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	y := &thief{}
-	fake := &http.Server{Handler: y, ErrorLog: log.New(io.Discard, "", 0)}
+	fake := &http.Server{Handler: y, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
 	go func() {
 		_ = fake.Serve(tls.NewListener(forged, &tls.Config{Certificates: []tls.Certificate{(&rulesWorld{}).authority(t)}}))
 	}()
