@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -62,7 +63,7 @@ func (w *Wall) Denials(id string) []Denial {
 
 // denied keeps the refusal of a connection or a DNS question.
 func (a *attached) denied(proto string, dst netip.AddrPort, name, reason string) {
-	d := Denial{Kind: proto, Host: name, Reason: reason}
+	d := Denial{Kind: proto, Host: strings.TrimSuffix(name, "."), Reason: reason}
 	if proto == "tcp" {
 		d.Kind = "connection"
 	}
