@@ -159,18 +159,21 @@ func (o *Outbound) Connect(c Connection) Verdict {
 	if !a.IsValid() {
 		return deny("", "the destination is no address")
 	}
+	kind, explicit := kindOf(a), ""
+	special := kind.name != "" || c.Own
+	if special {
+		explicit = o.ceiling.explicit(a, kind, c.Own)
+	}
 	inCeiling := func(n string) bool { return o.ceilingInternet || o.ceiling.addr(a) || o.ceiling.name(n) }
-	if at, ok := o.packages.connect(c, inCeiling); ok {
+	if at, ok := o.packages.connect(c, !special || explicit != "", inCeiling); ok {
 		return Verdict{Effect: Allow, Rule: RulePackages, Reason: at.host + " serves packages of " + at.registry}
 	}
-	kind, explicit := kindOf(a), ""
-	if kind.name != "" || c.Own {
-		if explicit = o.ceiling.explicit(a, kind, c.Own); explicit == "" {
-			if c.Own {
-				return deny("own", fmt.Sprintf("%v is an address of the machine that runs this sandbox and never reachable", a))
-			}
-			return deny(kind.name, fmt.Sprintf("%v is %s and never reachable", a, kind.name))
-		}
+	switch {
+	case !special || explicit != "":
+	case c.Own:
+		return deny("own", fmt.Sprintf("%v is an address of the machine that runs this sandbox and never reachable", a))
+	default:
+		return deny(kind.name, fmt.Sprintf("%v is %s and never reachable", a, kind.name))
 	}
 	// The project and the sandbox must agree on one and the same name: two
 	// names for one address must not add up.
@@ -209,7 +212,7 @@ func (o *Outbound) MayByName(c Connection) bool {
 	a := c.Addr.Addr().Unmap().WithZone("")
 	kind := kindOf(a)
 	open := kind.name == "" && !c.Own
-	if slices.ContainsFunc(o.packages.places, func(at place) bool { return (at.mirror || open) && slices.Contains(at.ports, c.Addr.Port()) }) {
+	if slices.ContainsFunc(o.packages.places, func(at place) bool { return (at.mirror || open || o.ceiling.explicit(a, kind, c.Own) != "") && slices.Contains(at.ports, c.Addr.Port()) }) {
 		return true
 	}
 	if !open && o.ceiling.explicit(a, kind, c.Own) == "" {

@@ -243,16 +243,16 @@ func (p *Packages) name(host string) (string, bool) {
 	return p.places[i].registry, true
 }
 
-// connect returns the place that allows c, whose names are normalised, if there is
-// one. WithinCeiling reports whether the project's ceiling allows a name.
-func (p *Packages) connect(c Connection, withinCeiling func(name string) bool) (place, bool) {
+// connect returns the place that allows c, if there is one. Open means that c is to a
+// public address, or to one that the ceiling names. WithinCeiling reports whether the project's ceiling allows a name.
+func (p *Packages) connect(c Connection, open bool, withinCeiling func(name string) bool) (place, bool) {
 	for _, n := range c.Names {
 		n, _ := Name(n)
 		for _, at := range p.places {
 			if at.host != n || !slices.Contains(at.ports, c.Addr.Port()) && c.Addr.Port() != 0 {
 				continue
 			}
-			if at.mirror || c.Public() && (slices.Contains(p.beyond, at.registry) || withinCeiling(n)) {
+			if at.mirror || open && (slices.Contains(p.beyond, at.registry) || withinCeiling(n)) {
 				return at, true
 			}
 		}
