@@ -212,7 +212,9 @@ func (o *Outbound) MayByName(c Connection) bool {
 	a := c.Addr.Addr().Unmap().WithZone("")
 	kind := kindOf(a)
 	open := kind.name == "" && !c.Own
-	if slices.ContainsFunc(o.packages.places, func(at place) bool { return (at.mirror || open || o.ceiling.explicit(a, kind, c.Own) != "") && slices.Contains(at.ports, c.Addr.Port()) }) {
+	if slices.ContainsFunc(o.packages.places, func(at place) bool {
+		return (at.mirror || open || o.ceiling.explicit(a, kind, c.Own) != "") && slices.Contains(at.ports, c.Addr.Port())
+	}) {
 		return true
 	}
 	if !open && o.ceiling.explicit(a, kind, c.Own) == "" {
