@@ -12,7 +12,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
-	"log"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
@@ -139,7 +139,7 @@ func newRulesWorld(t *testing.T) *rulesWorld {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.ErrorLog = log.New(io.Discard, "", 0) // the handshakes that clients end
+		s.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug) // the handshakes that clients end
 		t.Cleanup(func() { s.Close() })
 		return l
 	}
