@@ -120,9 +120,9 @@ func secretCommand() *command {
 		use: "secret", short: "keep credentials that sandboxes use and never have", long: secretHelp,
 		flags: c.location,
 		below: []*command{
-			{
+			{ //nolint:gosec // the access key ID is that of AWS's documentation
 				use: "create NAME", short: "store a value under a name", facts: true,
-				example: "printf %s \"$GITHUB_TOKEN\" | postern secret create github --host api.github.com\npostern secret create s3 --aws AKIAIOSFODNN7EXAMPLE --host '*.amazonaws.com' --file key", //nolint:gosec // the access key ID of AWS's documentation
+				example: "printf %s \"$GITHUB_TOKEN\" | postern secret create github --host api.github.com\npostern secret create s3 --aws AKIAIOSFODNN7EXAMPLE --host '*.amazonaws.com' --file key",
 				flags:   func(fs *pflag.FlagSet) { source(fs); settings(fs) },
 				run: named(func(ctx context.Context, l *local, name string, out *output) error {
 					n := api.NewSecret{Name: name, Kind: api.SecretPlain, Hosts: f.hosts, Env: f.env, Approval: f.approval}

@@ -42,7 +42,7 @@ func ParseAddress(field, s string) (Address, error) {
 	if err != nil {
 		return Address{}, fieldErr(field, "%s is not an address", quote(s))
 	}
-	if outside, _ := unquoted(s); strings.ContainsAny(outside, "():;,") {
+	if outside := unquoted(s); strings.ContainsAny(outside, "():;,") {
 		// Groups and comments are where two parsers see two addresses.
 		return Address{}, fieldErr(field, "%s has a comment or a group, write only Name <local@domain>", quote(s))
 	}
@@ -62,7 +62,7 @@ func ParseAddresses(field, s string) ([]Address, error) {
 	if err := checkLine(field, s); err != nil {
 		return nil, err
 	}
-	if outside, _ := unquoted(s); strings.ContainsAny(outside, "():;") {
+	if outside := unquoted(s); strings.ContainsAny(outside, "():;") {
 		return nil, fieldErr(field, "%s has a comment or a group, write only Name <local@domain>, …", quote(s))
 	}
 	p := netmail.AddressParser{WordDecoder: wordDecoder}
@@ -218,9 +218,8 @@ func quote(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// unquoted returns what of s stands outside quoted strings, and whether every
-// quote is closed.
-func unquoted(s string) (string, bool) {
+// unquoted returns what of s stands outside quoted strings.
+func unquoted(s string) string {
 	var b strings.Builder
 	in := false
 	for i := 0; i < len(s); i++ {
@@ -233,7 +232,7 @@ func unquoted(s string) (string, bool) {
 			b.WriteByte(s[i])
 		}
 	}
-	return b.String(), !in
+	return b.String()
 }
 
 // parseList reads the addresses of a header as well as it can. ok is false if

@@ -57,7 +57,7 @@ func brevoSend(c content) ([]Mail, error) {
 }
 
 func brevoPeople(o object, m *Mail) {
-	m.To, m.Cc, m.Bcc = o.addresses("to", "email"), o.addresses("cc", "email"), o.addresses("bcc", "email")
+	m.To, m.Cc, m.Bcc = o.addresses("to"), o.addresses("cc"), o.addresses("bcc")
 	if a := o.person("replyTo", "email"); a.Addr != "" {
 		m.ReplyTo = []mail.Address{a}
 	}

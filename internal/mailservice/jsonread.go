@@ -261,10 +261,10 @@ func (o object) address(email string) mail.Address {
 }
 
 // addresses returns a field that is a list of objects with a name and an address, which
-// is in the field email.
-func (o object) addresses(field, email string) (out []mail.Address) {
+// is in the field "email".
+func (o object) addresses(field string) (out []mail.Address) {
 	for _, one := range o.objects(field) {
-		out = append(out, one.address(email))
+		out = append(out, one.address("email"))
 		one.end()
 	}
 	return out

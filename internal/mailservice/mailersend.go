@@ -17,7 +17,7 @@ func mailersendBulk(c content) ([]Mail, error) { return jsonList(c, mailersendMa
 
 func mailersendMail(o object) Mail {
 	m := Mail{
-		From: o.person("from", "email"), To: o.addresses("to", "email"), Cc: o.addresses("cc", "email"), Bcc: o.addresses("bcc", "email"),
+		From: o.person("from", "email"), To: o.addresses("to"), Cc: o.addresses("cc"), Bcc: o.addresses("bcc"),
 		Subject: o.text("subject"), Text: o.text("text"), HTML: o.text("html"), SendAt: o.number("send_at"),
 	}
 	if a := o.person("reply_to", "email"); a.Addr != "" {

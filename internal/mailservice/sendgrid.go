@@ -13,7 +13,7 @@ func sendgridSend(c content) ([]Mail, error) {
 		return nil, err
 	}
 	o := r.object("", v)
-	all := Mail{From: o.person("from", "email"), ReplyTo: o.addresses("reply_to_list", "email"), Subject: o.text("subject"), SendAt: o.number("send_at")}
+	all := Mail{From: o.person("from", "email"), ReplyTo: o.addresses("reply_to_list"), Subject: o.text("subject"), SendAt: o.number("send_at")}
 	if a := o.person("reply_to", "email"); a.Addr != "" {
 		all.ReplyTo = append(all.ReplyTo, a)
 	}
@@ -41,7 +41,7 @@ func sendgridSend(c content) ([]Mail, error) {
 	for _, p := range o.objects("personalizations") {
 		m := all
 		m.Fields = slices.Clone(all.Fields)
-		m.To, m.Cc, m.Bcc = p.addresses("to", "email"), p.addresses("cc", "email"), p.addresses("bcc", "email")
+		m.To, m.Cc, m.Bcc = p.addresses("to"), p.addresses("cc"), p.addresses("bcc")
 		if p.has("from") {
 			m.From = p.person("from", "email")
 		}

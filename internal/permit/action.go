@@ -287,8 +287,13 @@ func (r *Register) Show(a oversight.Action) (oversight.View, error) {
 	v := oversight.View{
 		Title: "Sandbox " + box + " asks to reach " + strings.Join(p.Hosts, ", "),
 		Fields: []oversight.Field{
-			{Name: "Hosts", Value: strings.Join(p.Hosts, " ")}, {Name: "Methods", Value: all(p.Methods, "every method")}, {Name: "Paths", Value: all(p.Paths, "every path")},
-			{Name: "Ports", Value: ports}, {Name: "For", Value: p.For.String() + " from the approval on"}, {Name: "Whom", Value: whom}, {Name: "Sandbox", Value: box},
+			{Name: "Hosts", Value: strings.Join(p.Hosts, " ")},
+			{Name: "Methods", Value: all(p.Methods, "every method")},
+			{Name: "Paths", Value: all(p.Paths, "every path")},
+			{Name: "Ports", Value: ports},
+			{Name: "For", Value: p.For.String() + " from the approval on"},
+			{Name: "Whom", Value: whom},
+			{Name: "Sandbox", Value: box},
 		},
 		Text: p.Why,
 	}
@@ -319,7 +324,7 @@ func (r *Register) Show(a oversight.Action) (oversight.View, error) {
 	return v, nil
 }
 
-func (p *Proposal) plain() bool { return len(p.Methods) == 0 && len(p.Paths) == 0 }
+func (p Proposal) plain() bool { return len(p.Methods) == 0 && len(p.Paths) == 0 }
 
 // end ends p now, as part of tx.
 func end(ctx context.Context, tx *store.Tx, who auth.Principal, p *Permit, now time.Time) error {

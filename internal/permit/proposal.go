@@ -111,7 +111,7 @@ func Parse(body []byte) (Proposal, error) {
 	dec.DisallowUnknownFields()
 	var p Proposal
 	if err := dec.Decode(&p); err != nil {
-		return p, fmt.Errorf("%w: %v", ErrInvalid, strings.TrimPrefix(err.Error(), ErrInvalid.Error()+": ")) //nolint:errorlint // its text is all there is
+		return p, fmt.Errorf("%w: %v", ErrInvalid, strings.TrimPrefix(err.Error(), ErrInvalid.Error()+": "))
 	}
 	if dec.More() {
 		return p, fmt.Errorf("%w: must be one JSON object", ErrInvalid)

@@ -56,8 +56,10 @@ func Registries() []Registry {
 		},
 		{
 			Name: "go", Hosts: []RegistryHost{
-				{Name: "proxy.golang.org"}, {Name: "sum.golang.org", Answers: true},
-				{Name: "storage.googleapis.com", Prefix: "/proxy-golang-org-prod/"}, {Name: "dl.google.com", Prefix: "/go/"},
+				{Name: "proxy.golang.org"},
+				{Name: "sum.golang.org", Answers: true},
+				{Name: "storage.googleapis.com", Prefix: "/proxy-golang-org-prod/"},
+				{Name: "dl.google.com", Prefix: "/go/"},
 			},
 			Settings: []Setting{{"GOPROXY", "%s"}},
 		},
