@@ -1,7 +1,6 @@
 package permit
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/url"
 	"slices"
@@ -103,20 +102,6 @@ type Proposal struct {
 	For Duration `json:"for,omitempty"`
 	// Scope is for whom it is. Empty means [ForSandbox].
 	Scope Scope `json:"scope,omitempty"`
-}
-
-// Parse returns the proposal in body, which is JSON. It returns [ErrInvalid].
-func Parse(body []byte) (Proposal, error) {
-	dec := json.NewDecoder(strings.NewReader(string(body)))
-	dec.DisallowUnknownFields()
-	var p Proposal
-	if err := dec.Decode(&p); err != nil {
-		return p, fmt.Errorf("%w: %v", ErrInvalid, strings.TrimPrefix(err.Error(), ErrInvalid.Error()+": "))
-	}
-	if dec.More() {
-		return p, fmt.Errorf("%w: must be one JSON object", ErrInvalid)
-	}
-	return p.Normal()
 }
 
 // Normal returns p as it is stored: checked, with defaults, each list sorted and
