@@ -201,7 +201,7 @@ func narrowed(before, after oversight.Revision) (out []mail.Change, err error) {
 		{Field: "Paths", Old: all(was.Paths), New: all(is.Paths)},
 		{Field: "Port", Old: strconv.Itoa(int(was.Port)), New: strconv.Itoa(int(is.Port))},
 		{Field: "For", Old: was.For.String(), New: is.For.String()},
-		{Field: "Whom", Old: string(was.Scope), New: string(is.Scope)},
+		{Field: "For whom", Old: string(was.Scope), New: string(is.Scope)},
 	} {
 		if c.Old != c.New {
 			out = append(out, c)

@@ -292,16 +292,16 @@ func (r *Register) Show(a oversight.Action) (oversight.View, error) {
 			{Name: "Paths", Value: all(p.Paths, "every path")},
 			{Name: "Ports", Value: ports},
 			{Name: "For", Value: p.For.String() + " from the approval on"},
-			{Name: "Whom", Value: whom},
+			{Name: "For whom", Value: whom},
 			{Name: "Sandbox", Value: box},
 		},
-		Text: p.Why,
+		Text: "The reason that the program gives:\n" + p.Why,
 	}
 	if a.Request.Template != "" {
 		v.Fields = append(v.Fields, oversight.Field{Name: "Template", Value: a.Request.Template})
 	}
 	if p.Why == "" {
-		v.Text = "(no reason given)"
+		v.Text = "The program gives no reason."
 	}
 	note := func(format string, args ...any) { v.Notes = append(v.Notes, fmt.Sprintf(format, args...)) }
 	if p.plain() {
