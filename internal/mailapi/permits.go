@@ -35,7 +35,7 @@ func (s permitServer) register() (*permit.Register, error) {
 	return s.permits, nil
 }
 
-// permitOf returns p as who reads it. Code in a sandbox does not read who decided.
+// permitOf returns p for the caller who. Code in a sandbox does not learn who decided.
 func permitOf(who auth.Principal, p permit.Permit) api.Permit {
 	out := api.Permit{
 		ID: p.ID, Kind: string(p.Kind), Sandbox: p.Sandbox, Hosts: filled(p.Hosts), Methods: filled(p.Methods), Paths: filled(p.Paths), Port: int(p.Port), Secret: p.Secret, Why: p.Why,

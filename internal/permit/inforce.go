@@ -46,8 +46,9 @@ func (s *inForce) version(now time.Time) string {
 
 // Allows decides on a connection of the sandbox who to a public address that host
 // resolved to. Port 0 means any port: then it is about looking the name up. An empty
-// host asks whether there is a permit for any host. Inspect means that every request on the connection must be asked about with
-// [Register.Find]; a caller that cannot do that must refuse the connection.
+// host asks whether there is a permit for any host. Inspect means that every request on
+// the connection must be asked about with [Register.Find]; a caller that cannot do that
+// must refuse the connection.
 func (r *Register) Allows(ctx context.Context, who auth.Principal, host string, port uint16) (v policy.Verdict, inspect bool) {
 	var best *Permit
 	for p := range r.holding(ctx, who) {
