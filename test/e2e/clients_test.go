@@ -20,8 +20,8 @@ import (
 
 // TestClientsTrustTheWall uses the clients that agents use in a sandbox, against a
 // real HTTPS server in a network namespace. For each one the wall puts a secret on a
-// GET, and holds a POST until a person approves it. No client is told anything: what
-// it trusts it finds by itself.
+// GET, and holds a POST until a person approves it. No client is
+// configured: each finds the sandbox's authority where it looks by default.
 //
 // The package requests is the copy that pip brings along. Its own release and httpx
 // need an index of packages; httpx reads SSL_CERT_FILE as Python's ssl does.
