@@ -101,10 +101,14 @@ func (e *Entry) encode(b []byte) []byte {
 
 // Append adds an entry to the chain as part of tx. It belongs to who.Project; for a
 // principal of the system the caller sets that to the project of object. Verbs without
-// a row in verb.go are refused. Until tx ends no other transaction can append.
+// a row in verb.go are refused, and projects that tx's turn does not cover. Until tx ends no other transaction can append.
 func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb Verb, object string, f Fields) error {
 	if !verb.Known() {
 		return fmt.Errorf("append audit entry: verb %q has no row in the table of verbs", verb) // unreachable
+	}
+	if !tx.Turn().Covers(who.Project) {
+		// What the transaction read of that project may have changed since.
+		return fmt.Errorf("append audit entry: %s of project %q in the turn of %s", verb, who.Project, tx.Turn()) // unreachable
 	}
 	detail, err := json.Marshal(bounded(f)) // keys are sorted
 	if err != nil {

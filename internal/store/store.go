@@ -44,21 +44,14 @@ type DB struct {
 }
 
 // The limits of a process's connections to PostgreSQL: in all, and in transactions
-// that write, most of which wait for the write lock. The rest is reserved for
-// reads. So reads do not queue behind writes, and a transaction that has the write
-// lock and starts a read in another one, which it should not, does not deadlock
+// that write, which may wait for their turn. The rest is reserved for
+// reads. So reads do not queue behind writes, and a transaction that has its
+// turn and starts a read in another one, which it should not, does not deadlock
 // with those that wait for it.
 const (
 	maxConnections = 16
 	maxWriters     = 8
 )
-
-// turn is the write lock: it serializes PostgreSQL's transactions that write, as
-// SQLite does. Nearly all of them append to the one audit chain, which serializes
-// them anyway. When that lock was taken in the middle of a transaction, two
-// transactions took it and row locks in opposite orders, and PostgreSQL aborted
-// one as a deadlock. The lock does not block reads.
-const turn = `lock table migration in share row exclusive mode`
 
 // Tx is a transaction. It is not safe for concurrent use and must not outlive
 // the function it was passed to.
@@ -66,6 +59,7 @@ type Tx struct {
 	*sql.Tx
 	after []func()
 	seals *sealer
+	turn  Turn
 }
 
 // AfterCommit registers f to be called after the transaction is committed; it is
@@ -224,22 +218,31 @@ func private(path string, flags int) error {
 	return errors.Join(f.Chmod(0o600), f.Close())
 }
 
-// Update runs fn in a transaction. It commits if fn returns nil and rolls back
-// otherwise; after [ErrCommit] either may have happened. It must not be called from
-// within fn. Transactions that write run one at a time, across all processes: keep
-// slow work out of fn.
+// Update is [DB.UpdateIn] with the turn [All].
 func (db *DB) Update(ctx context.Context, fn func(tx *Tx) error) error {
+	return db.UpdateIn(ctx, All(), fn)
+}
+
+// UpdateIn runs fn in a transaction, when it is its turn across all processes. It
+// commits if fn returns nil and rolls back otherwise; after [ErrCommit] either may have
+// happened. It must not be called from within fn. Others wait for the turn meanwhile:
+// keep slow work out of fn.
+func (db *DB) UpdateIn(ctx context.Context, turn Turn, fn func(tx *Tx) error) error {
 	if db.writers == nil {
-		return db.run(ctx, db.write, nil, fn) // SQLite has one writer
+		return db.run(ctx, db.write, nil, func(tx *Tx) error { // SQLite has one writer
+			tx.turn = turn
+			return fn(tx)
+		})
 	}
 	if err := db.writers.Acquire(ctx, 1); err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
 	defer db.writers.Release(1)
 	return db.run(ctx, db.write, nil, func(tx *Tx) error {
-		if _, err := tx.ExecContext(ctx, turn); err != nil {
-			return fmt.Errorf("wait for the turn to write: %w", err)
+		if err := turn.take(ctx, tx.Tx); err != nil {
+			return err
 		}
+		tx.turn = turn
 		return fn(tx)
 	})
 }
@@ -260,7 +263,7 @@ func (db *DB) run(ctx context.Context, conns *sql.DB, o *sql.TxOptions, fn func(
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	tx := &Tx{Tx: stx, seals: db.seals}
+	tx := &Tx{Tx: stx, seals: db.seals, turn: Turn{task: "view"}}
 	if err := fn(tx); err != nil {
 		// database/sql has already rolled back a transaction whose context ended.
 		if rerr := tx.Rollback(); rerr != nil && !errors.Is(rerr, sql.ErrTxDone) {

@@ -25,11 +25,7 @@ func FailCommits(t testing.TB, db *store.DB, table string) (undo func()) {
 			t.Fatal(err)
 		}
 	}
-	sqlite := db.View(t.Context(), func(tx *store.Tx) error {
-		var version string
-		return tx.One(t.Context(), `select sqlite_version()`, nil, &version)
-	}) == nil
-	if sqlite {
+	if isSQLite(t, db) {
 		exec(`create table no_commit (x text references project (id) deferrable initially deferred)`,
 			`create trigger no_insert after insert on `+table+` begin insert into no_commit values ('nobody'); end`,
 			`create trigger no_update after update on `+table+` begin insert into no_commit values ('nobody'); end`)
@@ -38,4 +34,28 @@ func FailCommits(t testing.TB, db *store.DB, table string) (undo func()) {
 	exec(`create function no_commit() returns trigger language plpgsql as 'begin raise exception ''no commit''; end'`,
 		`create constraint trigger no_commit after insert or update on `+table+` deferrable initially deferred for each row execute function no_commit()`)
 	return func() { exec(`drop trigger no_commit on `+table, `drop function no_commit()`) }
+}
+
+// isSQLite reports whether db is of SQLite.
+func isSQLite(t testing.TB, db *store.DB) bool {
+	return db.View(t.Context(), func(tx *store.Tx) error {
+		var version string
+		return tx.One(t.Context(), `select sqlite_version()`, nil, &version)
+	}) == nil
+}
+
+// NoDeadlocks fails the test if PostgreSQL has ended a transaction of db's because it
+// and another waited for each other. SQLite has none.
+func NoDeadlocks(t testing.TB, db *store.DB) {
+	t.Helper()
+	if isSQLite(t, db) {
+		return
+	}
+	var n int64
+	err := db.View(t.Context(), func(tx *store.Tx) error {
+		return tx.One(t.Context(), `select deadlocks from pg_stat_database where datname = current_database()`, nil, &n)
+	})
+	if err != nil || n != 0 {
+		t.Errorf("PostgreSQL ended %d transactions as deadlocks, %v, want none", n, err)
+	}
 }
