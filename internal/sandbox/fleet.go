@@ -155,7 +155,7 @@ func (f *Fleet) watch(l *liveSandbox) {
 func (f *Fleet) takeDown(ctx context.Context, l *liveSandbox) error {
 	f.mu.Lock()
 	up, run := l.up, l.run
-	l.ready, l.run, l.dead = false, nil, false
+	l.ready, l.run, l.dead, l.spent = false, nil, false, false
 	f.mu.Unlock()
 	if !up {
 		return nil

@@ -268,6 +268,19 @@ func setup(t *testing.T, db *store.DB, change func(*sandbox.Config)) *fixture {
 type process struct {
 	*sandboxtest.Fake
 	killed chan struct{}
+	held   chan struct{} // Stop waits until it is closed; nil means that it does not wait
+}
+
+// Stop of a killed process does nothing.
+func (p *process) Stop(ctx context.Context, id string) error {
+	if p.held != nil {
+		select {
+		case <-p.held:
+		case <-p.killed:
+			return nil
+		}
+	}
+	return p.Fake.Stop(ctx, id)
 }
 
 func (p *process) Wait(ctx context.Context, id string) (string, error) {
@@ -286,7 +299,7 @@ func (f *fixture) open() {
 	if f.process != nil {
 		close(f.process.killed)
 	}
-	f.process = &process{f.runtime, make(chan struct{})}
+	f.process = &process{Fake: f.runtime, killed: make(chan struct{})}
 	fleet, err := sandbox.New(slog.New(slog.NewTextHandler(f.t.Output(), nil)), f.db, f.process, f.link, f.conf)
 	if err != nil {
 		f.t.Fatal(err)

@@ -21,6 +21,7 @@ type liveSandbox struct {
 	// Written by the holder of the claim, under Fleet.mu.
 	up      bool               // the machine's part exists, at least partly
 	mounted bool               // it has volumes
+	spent   bool               // what is up has been saved and ended: release takes it down
 	ready   bool               // the guest has been initialised, so others may dial
 	since   time.Time          // when it was started
 	traffic Traffic            // how its ports may be reached
@@ -93,10 +94,22 @@ func (f *Fleet) claimFor(ctx context.Context, who auth.Principal, id string) (co
 	return work, l, s, nil
 }
 
-// release gives a claim back, and forgets the sandbox if nothing of it runs.
+// release gives a claim back, and forgets the sandbox if nothing of it runs. The
+// machine's part of a paused sandbox is taken down first, in the background: whoever
+// claims the sandbox next waits for that, but not the caller that paused it. If the
+// server is killed meanwhile, [Fleet.Recover] finds a paused sandbox's processes and
+// removes them.
 func (f *Fleet) release(l *liveSandbox) {
 	f.mu.Lock()
 	l.cancel()
+	if l.spent {
+		f.mu.Unlock()
+		f.workers.Go(func() {
+			_ = f.takeDown(context.Background(), l) // it has logged the error, and what is left is still listed
+			f.release(l)
+		})
+		return
+	}
 	if !l.up {
 		delete(f.live, l.id)
 		close(l.gone)

@@ -59,10 +59,13 @@ func (f *Fleet) pause(ctx context.Context, l *liveSandbox, who auth.Principal, s
 		f.setReady(l, true)
 		return errors.Join(err, rerr)
 	}
-	ctx = context.WithoutCancel(ctx)
-	err = f.takeDown(ctx, l)
+	// It is on disk and does not run again. The rest of its end follows with release.
+	f.mu.Lock()
+	l.spent = true
+	f.mu.Unlock()
+	f.network.Detach(l.id)
 	s.PausedAt = time.Now()
-	return errors.Join(err, f.rows.record(ctx, who, &s, change{from: []State{Pausing}, to: Paused, verb: audit.SandboxPaused, event: event.Paused}))
+	return f.rows.record(context.WithoutCancel(ctx), who, &s, change{from: []State{Pausing}, to: Paused, verb: audit.SandboxPaused, event: event.Paused})
 }
 
 // savedFiles is written beside a snapshot of files: what the guest must be told

@@ -109,6 +109,69 @@ func TestPauseAndResumeKeepTheSandbox(t *testing.T) {
 	})
 }
 
+// TestPauseAnswersBeforeTheTeardown: a pause is over once the sandbox is on disk and
+// stands still. A resume or an end right after it waits until its processes have
+// gone. A server that is killed in between loses nothing and leaves nothing.
+func TestPauseAnswersBeforeTheTeardown(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	ctx := t.Context()
+	back, ended, kept := f.create(sandbox.Request{}), f.create(sandbox.Request{}), f.create(sandbox.Request{})
+	all := []string{back.ID, ended.ID, kept.ID}
+	f.process.held = make(chan struct{})
+	for _, id := range all {
+		f.remember(id, id)
+		if err := f.fleet.Pause(ctx, f.who, id, false); err != nil {
+			t.Fatal(err)
+		}
+		if f.state(id) != sandbox.Paused {
+			t.Errorf("after the answer it is %s", f.state(id))
+		}
+		if _, err := f.fleet.Dial(ctx, id, sandbox.GuestPort); err == nil {
+			t.Error("a saved sandbox can be dialled until its processes have gone")
+		}
+	}
+	done := make(chan error, 2)
+	go func() {
+		_, _, err := f.fleet.Connect(ctx, f.who, back.ID, sandbox.ConnectRequest{Timeout: time.Minute})
+		done <- err
+	}()
+	go func() { done <- f.fleet.Kill(ctx, f.who, ended.ID) }()
+	select {
+	case err := <-done:
+		t.Errorf("a resume or an end did not wait for the processes: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(f.process.held)
+	if err := errors.Join(<-done, <-done); err != nil {
+		t.Fatal(err)
+	}
+	f.remembers(back.ID, back.ID)
+	if err := f.fleet.Pause(ctx, f.who, kept.ID, false); !errors.Is(err, sandbox.ErrPaused) { // waits for the teardown
+		t.Errorf("a second pause: %v", err)
+	}
+	if left, _ := f.runtime.List(ctx); !slices.Equal(left, []string{back.ID}) {
+		t.Errorf("left on the machine: %v", left)
+	}
+
+	f.process.held = make(chan struct{}) // and never closed
+	if err := f.fleet.Pause(ctx, f.who, back.ID, false); err != nil {
+		t.Fatal(err)
+	}
+	f.open()
+	if err := f.fleet.Recover(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := f.runtime.List(ctx); len(left) != 0 {
+		t.Errorf("the next server left %v", left)
+	}
+	for _, id := range []string{back.ID, kept.ID} {
+		if _, _, err := f.fleet.Connect(ctx, f.who, id, sandbox.ConnectRequest{Timeout: time.Minute}); err != nil {
+			t.Fatal(err)
+		}
+		f.remembers(id, id)
+	}
+}
+
 // TestPauseFilesOnlyBoots: memory is lost, files stay, and the booted guest gets
 // its environment again.
 func TestPauseFilesOnlyBoots(t *testing.T) {

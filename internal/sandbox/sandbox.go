@@ -109,8 +109,9 @@ type SaveOptions struct {
 	// FilesOnly leaves out memory and processes. A sandbox started from the result
 	// boots.
 	FilesOnly bool
-	// Keep leaves the sandbox running. Without it the sandbox has ended when Save
-	// succeeds, and Stop frees its resources.
+	// Keep leaves the sandbox running. Without it the sandbox never runs again once
+	// Save succeeds; its processes may still be ending. Stop waits for them and frees
+	// its resources.
 	Keep bool
 }
 

@@ -360,11 +360,40 @@ func (g *cgroups) kill(ctx context.Context, id string) error {
 		if g.v2 { // cgroup.kill, since Linux 5.14
 			_ = os.WriteFile(g.file(id, "pids", "cgroup.kill"), []byte("1"), 0)
 		}
-		select {
-		case <-ctx.Done():
+		// Their pidfds tell when they have ended; how long to sleep would be a guess.
+		if waitEnded(held, wait); ctx.Err() != nil {
 			return fmt.Errorf("end processes %v: %w", pids, context.Cause(ctx))
-		case <-time.After(wait):
 		}
+	}
+}
+
+// signal sends SIGKILL to every process of the sandbox and does not wait for their
+// end. Processes that start at the same moment may be missed: kill must follow.
+func (g *cgroups) signal(id string) error {
+	held := map[int]int{}
+	defer func() {
+		for _, fd := range held {
+			unix.Close(fd)
+		}
+	}()
+	pids, err := g.pids(id)
+	for _, p := range pids {
+		err = errors.Join(err, g.killOne(id, p, held))
+	}
+	return err
+}
+
+// waitEnded returns when the processes of the pidfds have ended, after within at the
+// latest. If they have ended already it sleeps, since the kernel has yet to remove
+// them from their cgroup.
+func waitEnded(held map[int]int, within time.Duration) {
+	begin := time.Now()
+	for _, fd := range held {
+		for left := within; left > 0 && !hasEnded(fd, int(left.Milliseconds())+1); left = within - time.Since(begin) {
+		}
+	}
+	if time.Since(begin) < time.Millisecond {
+		time.Sleep(within)
 	}
 }
 

@@ -27,7 +27,7 @@ func (r *Runtime) Usage(ctx context.Context, id string) (u sandbox.Usage, err er
 	if err != nil {
 		return u, fmt.Errorf("measure sandbox %s: %w", id, err)
 	}
-	if len(pids) == 0 {
+	if len(pids) == 0 || r.saved(id) {
 		return u, fmt.Errorf("measure sandbox %s: %w", id, sandbox.ErrNotFound)
 	}
 	if u.CPU, err = r.cgroups.cpuUsed(id); err != nil {
