@@ -26,7 +26,7 @@ endif
 help:
 	@echo 'Start here:'
 	@echo '  make demo         build everything, start Postern and play the whole story'
-	@echo '  make build        bin/postern, with the guest inside'
+	@echo '  make build        bin/postern, with the guest and the runtime inside'
 	@echo '  make template     bin/postern and the base template, in POSTERN_CACHE ($(POSTERN_CACHE))'
 	@echo
 	@echo 'Between two edits:'
@@ -60,14 +60,14 @@ help:
 	@echo '  make deps-test    those that test needs too'
 	@echo '  make clean        remove what was built here, not the templates in POSTERN_CACHE'
 
-build: cmd/postern/guestbin/postern-guest
+build: cmd/postern/guestbin
 	@[ -e bin/postern ] || echo 'building postern with gVisor inside; the first time this takes some minutes'
 	go build $(GOFLAGS_BUILD) -o bin/postern ./cmd/postern
 
-# Go decides whether anything changed.
-.PHONY: cmd/postern/guestbin/postern-guest
-cmd/postern/guestbin/postern-guest:
-	go build $(GOFLAGS_BUILD) -o $@ ./cmd/postern-guest
+# The programs that are built into postern. Go decides whether anything changed.
+.PHONY: cmd/postern/guestbin
+cmd/postern/guestbin:
+	go build $(GOFLAGS_BUILD) -o $@/ ./cmd/postern-guest ./cmd/postern-runtime
 
 deps-demo:
 	@test/install mmdebstrap mount e2fsprogs debian-archive-keyring
@@ -91,13 +91,13 @@ demo: template
 test: deps-test template
 	test/run
 
-quick: cmd/postern/guestbin/postern-guest
+quick: cmd/postern/guestbin
 	@test/quick
 
-unit: cmd/postern/guestbin/postern-guest
+unit: cmd/postern/guestbin
 	$(WITH_DB) go test -timeout 30m $(if $(RUN),-run '$(RUN)') $(PKG)
 
-race: cmd/postern/guestbin/postern-guest
+race: cmd/postern/guestbin
 	RUN='$(RUN)' test/race $(if $(filter file,$(origin PKG)),,$(PKG))
 
 e2e: template
@@ -128,7 +128,7 @@ licenses:
 	mkdir -p bin/licenses
 	cp LICENSE NOTICE bin/licenses/
 	cp "$$(go env GOROOT)/LICENSE" bin/licenses/go
-	go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}' ./cmd/postern ./cmd/postern-guest | sort -u | while read -r name dir; do \
+	go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}' ./cmd/postern ./cmd/postern-guest ./cmd/postern-runtime | sort -u | while read -r name dir; do \
 		mkdir -p "bin/licenses/$$name"; \
 		find "$$dir" -maxdepth 1 -type f -iregex '.*/\(sqlite-\)?\(licen[sc]e\|copying\|notice\|copyright\|authors\|patents\).*' -exec cp -t "bin/licenses/$$name" {} +; \
 	done
@@ -177,4 +177,4 @@ soak-boot: template
 		-rootfs "$$(ls -td $(POSTERN_CACHE)/templates/base-*/rootfs | head -n 1)"
 
 clean:
-	rm -rf bin .demo .soakboot cmd/postern/guestbin/postern-guest
+	rm -rf bin .demo .soakboot cmd/postern/guestbin/postern-guest cmd/postern/guestbin/postern-runtime

@@ -20,7 +20,7 @@ import (
 // sideways or back up. To add a package, find its layer here first.
 var layers = [][]string{
 	{"extract"}, // text out of any bytes
-	{"policy", "mail", "mailquery", "scan", "leak", "statement", "guest", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing"}, // pure rules, formats, and the database
+	{"policy", "mail", "mailquery", "scan", "leak", "statement", "guest", "sandbox/launch", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing"}, // pure rules, formats, and the database
 	{"inject", "mailservice"}, // what is done to outgoing requests; pure
 	{"auth", "message", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
@@ -29,7 +29,7 @@ var layers = [][]string{
 	{"directory"},
 	{"keyring", "delivery"},
 	{"quota"},
-	{"mailbox", "rulebook", "sandbox", "volume", "secret", "permit"}, // the nouns
+	{"mailbox", "rulebook", "sandbox", "sandbox/runsc", "volume", "secret", "permit"}, // the nouns
 	{"connection"},
 	{"request"}, // requests of sandboxes as actions
 	{"inspect"}, // the requests inside connections
@@ -127,6 +127,12 @@ func TestGuestDependencies(t *testing.T) {
 // in CONTRIBUTING.md. So is a package of a known one: gVisor alone has hundreds.
 func TestProgramDependencies(t *testing.T) {
 	checkDependencies(t, "cmd/postern", func(pkg string) bool { return !strings.HasPrefix(pkg, "postern/") })
+}
+
+// TestRuntimeDependencies does the same for the program of sandboxes' processes on
+// the host: each package costs every start, and what runs there has capabilities.
+func TestRuntimeDependencies(t *testing.T) {
+	checkDependencies(t, "cmd/postern-runtime", func(string) bool { return true })
 }
 
 // checkDependencies compares the packages outside the standard library that the

@@ -23,7 +23,7 @@ func TestNotice(t *testing.T) {
 			told[name] = strings.TrimSpace(licence)
 		}
 	}
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}", "./cmd/postern", "./cmd/postern-guest").Output()
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Dir}}{{end}}{{end}}", "./cmd/postern", "./cmd/postern-guest", "./cmd/postern-runtime").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -129,7 +130,13 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return fmt.Errorf("--sandbox-uids: %w", err)
 	}
-	d.runtime, err = gvisor.New(d.log, gvisor.Config{StateDir: filepath.Join(d.conf.Data, "sandboxes"), IDs: users, Output: d.logbook.Writer, Launchers: 2})
+	var program *os.File
+	if d.conf.runsSandboxes() {
+		if program, err = sandboxProgram(); err != nil {
+			return err
+		}
+	}
+	d.runtime, err = gvisor.New(d.log, gvisor.Config{StateDir: filepath.Join(d.conf.Data, "sandboxes"), Program: program, IDs: users, Output: d.logbook.Writer, Launchers: 2})
 	if err != nil {
 		return err
 	}

@@ -11,16 +11,10 @@ import (
 	"os/signal"
 	"syscall"
 
-	"postern/internal/sandbox/gvisor"
 	"postern/internal/sandbox/keeper"
 )
 
 func main() {
-	// gVisor executes this program again as the parts of a sandbox.
-	if gvisor.IsRuntime(os.Args) {
-		gvisor.Main()
-		return
-	}
 	if keeper.IsKeeper(os.Args) {
 		keeper.Main()
 		return

@@ -44,11 +44,12 @@ import (
 	"postern/internal/zone"
 )
 
-// guestFiles holds the guest once "make build" has put it there. A directory,
-// because the file is not there in a fresh clone.
+// builtIn holds the guest and the program of the parts of sandboxes once "make
+// build" has put them there. A directory, because the files are not there in a
+// fresh clone.
 //
 //go:embed all:guestbin
-var guestFiles embed.FS
+var builtIn embed.FS
 
 func upCommand() *command {
 	var c Config
@@ -98,11 +99,25 @@ POSTERN_MAIL_DOMAIN.`,
 
 // guest returns the guest that was built into this program.
 func guest() ([]byte, error) {
-	b, err := guestFiles.ReadFile("guestbin/postern-guest")
+	b, err := builtIn.ReadFile("guestbin/postern-guest")
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errors.New("this program was built without its guest: build it with make build")
 	}
 	return b, err
+}
+
+// sandboxProgram returns the program of the parts of sandboxes that was built into
+// this one, ready to be executed.
+func sandboxProgram() (*os.File, error) {
+	f, err := builtIn.Open("guestbin/postern-runtime")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errors.New("this program was built without its runtime: build it with make build")
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return gvisor.Seal(f)
 }
 
 // A daemon is everything that up has built, from the bottom up.

@@ -47,6 +47,8 @@ import (
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/gvisor"
+	"postern/internal/sandbox/launch"
+	"postern/internal/sandbox/runsc"
 )
 
 // argv0Busy is the name under which this program is a process that only
@@ -54,8 +56,8 @@ import (
 const argv0Busy = "soakboot-busy"
 
 func main() {
-	if gvisor.IsRuntime(os.Args) {
-		gvisor.Main()
+	if launch.IsPart(os.Args) {
+		runsc.Main()
 	}
 	if os.Args[0] == argv0Busy {
 		for n := uint64(1); n != 0; n += 2 {

@@ -13,6 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// The sentry's calls that we use. gVisor's package with these names is its kernel,
+// which the server is built without; a test compares them.
+const (
+	callPause     = "containerManager.Pause"
+	callResume    = "containerManager.Resume"
+	callSave      = "containerManager.Checkpoint"
+	callSaveFiles = "containerManager.FSSave"
+	callStacks    = "debug.Stacks"
+	callWait      = "containerManager.Wait"
+)
+
 // maxReply bounds a sentry's answer, in bytes.
 const maxReply = 16 << 10
 

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"postern/internal/sandbox"
+	"postern/internal/sandbox/launch"
 	"postern/internal/sandbox/sandboxtest"
 )
 
@@ -172,7 +173,7 @@ func TestPartsKilledWhileStarting(t *testing.T) {
 		_, link := newLink(t)
 		s := specWith(t, link)
 		s.From = []string{"", dir}[n%2]
-		name := []string{argv0Sandbox, argv0Gofer, argv0Launcher}[n%3]
+		name := []string{launch.Sentry, launch.Gofer, launch.Launcher}[n%3]
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -306,10 +307,10 @@ func TestExamine(t *testing.T) {
 		}
 		summary, file := r.Examine(t.Context(), s.ID)
 		b, err := os.ReadFile(file)
-		if err != nil || !strings.Contains(string(b), c.file) || !strings.Contains(string(b), "guest up") || !strings.Contains(string(b), argv0Gofer) {
+		if err != nil || !strings.Contains(string(b), c.file) || !strings.Contains(string(b), "guest up") || !strings.Contains(string(b), launch.Gofer) {
 			t.Errorf("%s: got %v and\n%s\nwant %q in it", c.name, err, b, c.file)
 		}
-		if !strings.Contains(summary, c.summary) || !strings.Contains(summary, argv0Sandbox) || strings.Contains(summary, "\n") {
+		if !strings.Contains(summary, c.summary) || !strings.Contains(summary, launch.Sentry) || strings.Contains(summary, "\n") {
 			t.Errorf("%s: got %q, want %q in it", c.name, summary, c.summary)
 		}
 	}

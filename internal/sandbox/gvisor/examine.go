@@ -13,8 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"gvisor.dev/gvisor/runsc/boot"
-
 	"postern/internal/sandbox"
 )
 
@@ -100,7 +98,7 @@ func (r *Runtime) examineThreads(out *bytes.Buffer, id string) (summary string) 
 
 // stacks returns the stacks of a sentry's goroutines as the sentry reports them.
 func (r *Runtime) stacks(ctx context.Context, id string) (string, error) {
-	b, err := r.callFor(ctx, maxStacks, id, boot.DebugStacks, struct{}{})
+	b, err := r.callFor(ctx, maxStacks, id, callStacks, struct{}{})
 	if err != nil {
 		return "", err
 	}

@@ -2,12 +2,8 @@
 // kernel of its own, gVisor's sentry, in a process with nearly no access to the
 // host.
 //
-// This program is gVisor: it executes itself as the parts of a sandbox, so its
-// main function must begin with
-//
-//	if gvisor.IsRuntime(os.Args) {
-//		gvisor.Main()
-//	}
+// The parts of a sandbox are processes of another program, which is gVisor and
+// nothing else: see package runsc.
 //
 // On this machine a sandbox is:
 //
@@ -52,7 +48,6 @@ package gvisor
 import (
 	"context"
 	"crypto/sha256"
-	"debug/elf"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -67,6 +62,7 @@ import (
 	"time"
 
 	"postern/internal/sandbox"
+	"postern/internal/sandbox/launch"
 )
 
 // Config holds the settings of a [Runtime].
@@ -75,6 +71,14 @@ type Config struct {
 	// on its file system. No other runtime may use it. It is created if it does not
 	// exist.
 	StateDir string
+	// Program is the program of the parts of sandboxes, cmd/postern-runtime, as
+	// [Seal] returns it. It must stay open. Nil means the program that is running,
+	// as in tests; then its main function must begin with
+	//
+	//	if launch.IsPart(os.Args) {
+	//		runsc.Main()
+	//	}
+	Program *os.File
 	// StartTimeout is how long a start may take; 0 means 30 s.
 	StartTimeout time.Duration
 	// Starts is how many sandboxes are started at the same time; further ones wait.
@@ -103,6 +107,7 @@ type Config struct {
 type Runtime struct {
 	log      *slog.Logger
 	conf     Config
+	program  string // file of the parts of sandboxes
 	cgroups  *cgroups
 	ids      *ids
 	starting chan struct{}  // semaphore of starts in progress
@@ -128,7 +133,11 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("sandboxes need root, to make cgroups and namespaces: run postern as root")
 	}
-	if err := checkStatic("/proc/self/exe"); err != nil {
+	program := "/proc/self/exe"
+	if conf.Program != nil {
+		program = path(conf.Program)
+	}
+	if err := checkStatic(program); err != nil {
 		return nil, err
 	}
 	if conf.StartTimeout < 0 || conf.Starts < 0 || conf.Launchers < 0 {
@@ -166,7 +175,7 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 		return nil, fmt.Errorf("find state directory: %w", err)
 	}
 	conf.StateDir = dir
-	if _, err := configure(flags(sandbox.Spec{DiskMB: 1}, dir)); err != nil {
+	if _, err := launch.Configure(flags(sandbox.Spec{DiskMB: 1}, dir)); err != nil {
 		return nil, fmt.Errorf("configure gVisor for state directory %s: %w", dir, err)
 	}
 	// Another Postern on this machine has another state directory. Its sandboxes
@@ -185,27 +194,10 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 		return nil, err
 	}
 	return &Runtime{
-		log: log, conf: conf, cgroups: cg, ids: used,
+		log: log, conf: conf, program: program, cgroups: cg, ids: used,
 		starting: make(chan struct{}, conf.Starts), all: map[string]*instance{}, started: map[[2]uint64]int{},
 		waiting: make(chan *launcher, conf.Launchers),
 	}, nil
-}
-
-// checkStatic refuses a program that needs a dynamic linker. The parts of a sandbox
-// execute this program where there is none, and the only symptom would be that no
-// sandbox starts.
-func checkStatic(path string) error {
-	f, err := elf.Open(path)
-	if err != nil {
-		return fmt.Errorf("examine own program: %w", err)
-	}
-	defer f.Close()
-	for _, p := range f.Progs {
-		if p.Type == elf.PT_INTERP {
-			return errors.New("this program is linked dynamically and could start no sandbox: build it with CGO_ENABLED=0, as make build does")
-		}
-	}
-	return nil
 }
 
 // Start implements [sandbox.Runtime].
@@ -280,7 +272,10 @@ func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs
 	if err != nil {
 		return err
 	}
-	order := launchOrder{User: user, ID: s.ID, Dir: dir, Cgroups: r.cgroups.procsFiles(s.ID), Flags: flags(s, dir), Cover: len(s.Mounts) > 0}
+	order := launch.Order{
+		User: user, ID: s.ID, Dir: dir, Cgroups: r.cgroups.procsFiles(s.ID), Flags: flags(s, dir), Cover: len(s.Mounts) > 0,
+		Link: launch.Link{Address: sandbox.LinkAddress, Gateway: sandbox.LinkGateway, Network: sandbox.LinkNetwork, MTU: sandbox.LinkMTU},
+	}
 	var from *os.File
 	if s.From != "" {
 		f, snap, err := openSnapshot(s.From, s)

@@ -26,14 +26,16 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 
 	"postern/internal/sandbox"
+	"postern/internal/sandbox/launch"
+	"postern/internal/sandbox/runsc"
 	"postern/internal/sandbox/sandboxtest"
 )
 
 // TestMain makes the test binary what postern is: a program that executes
 // itself as gVisor.
 func TestMain(m *testing.M) {
-	if IsRuntime(os.Args) {
-		Main()
+	if launch.IsPart(os.Args) {
+		runsc.Main()
 	}
 	if os.Getenv("GVISOR_TEST_CHILD") != "" {
 		childMain()

@@ -13,7 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/runsc/boot"
+
+	"postern/internal/sandbox/launch"
 )
 
 // An instance is a sandbox that this process started, or found and watches.
@@ -47,7 +48,7 @@ const (
 
 // take opens pidfds of the processes. The launcher, their parent, still exists, so
 // their IDs cannot have been reused.
-func (i *instance) take(r launchReply) error {
+func (i *instance) take(r launch.Reply) error {
 	hold := func(pid int) (*os.File, error) {
 		fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 		if err != nil {
@@ -145,7 +146,7 @@ func (i *instance) watch(r *Runtime) {
 // waitGuest asks the sentry for the exit status of the guest. It returns an error
 // if the sentry ends without an answer.
 func (r *Runtime) waitGuest(ctx context.Context, id string) (unix.WaitStatus, error) {
-	b, err := r.call(ctx, id, boot.ContMgrWait, id)
+	b, err := r.call(ctx, id, callWait, id)
 	if err != nil {
 		return 0, err
 	}

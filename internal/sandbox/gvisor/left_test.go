@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"postern/internal/sandbox"
+	"postern/internal/sandbox/launch"
 	"postern/internal/sandbox/sandboxtest"
 )
 
@@ -65,7 +66,7 @@ func look(t *testing.T, r *Runtime) (f footprint) {
 		if len(of) > 0 && of[0] == "Z" && !ours {
 			continue // it has ended; who inherited it is in no hurry
 		}
-		launcher := ours && strings.HasPrefix(string(cmd), argv0Launcher)
+		launcher := ours && strings.HasPrefix(string(cmd), launch.Launcher)
 		if launcher || strings.Contains(string(cmd), r.conf.StateDir) || strings.Contains(string(cg), hash) {
 			f.processes = append(f.processes, filepath.Base(p)+" "+strings.ReplaceAll(string(cmd), "\x00", " "))
 		}
@@ -201,7 +202,7 @@ func sentryOf(t *testing.T, pids []int) int {
 		stat, _ := os.ReadFile(proc + "/stat")
 		_, after, _ := strings.Cut(string(stat), ") ")
 		of := strings.Fields(after)
-		if !strings.HasPrefix(string(cmd), argv0Sandbox) || len(of) < 2 {
+		if !strings.HasPrefix(string(cmd), launch.Sentry) || len(of) < 2 {
 			continue
 		}
 		if parent, err := strconv.Atoi(of[1]); err == nil && !slices.Contains(pids, parent) {
@@ -505,7 +506,7 @@ func TestNothingOfOursIsHandedOn(t *testing.T) {
 			t.Errorf("%s (%d) has our environment: %q", name, pid, env)
 		}
 		status, _ := os.ReadFile(proc + "/status")
-		if name == argv0Gofer {
+		if name == launch.Gofer {
 			continue // it serves files of any owner
 		}
 		tasks, err := filepath.Glob(proc + "/task/*/status") // each thread has its own

@@ -12,8 +12,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/pkg/state/statefile"
-	"gvisor.dev/gvisor/runsc/boot"
 
 	"postern/internal/sandbox"
 )
@@ -85,7 +83,7 @@ func (r *Runtime) save(ctx context.Context, id, dir string, o sandbox.SaveOption
 	}
 	// Paused from here on: what it did after the save would be lost. gVisor could
 	// end it itself, but it would do so even if saving fails.
-	if err := r.control(ctx, id, boot.ContMgrPause); err != nil {
+	if err := r.control(ctx, id, callPause); err != nil {
 		return err
 	}
 	err = r.write(ctx, id, tmp, snap)
@@ -93,7 +91,7 @@ func (r *Runtime) save(ctx context.Context, id, dir string, o sandbox.SaveOption
 		err = publish(tmp, dir)
 	}
 	if err != nil {
-		return errors.Join(err, r.control(ctx, id, boot.ContMgrResume))
+		return errors.Join(err, r.control(ctx, id, callResume))
 	}
 	if err := r.endSaved(ctx, id); err != nil {
 		return errors.Join(err, os.RemoveAll(dir))
@@ -134,6 +132,10 @@ type saveArgs struct {
 	Resume        bool
 }
 
+// uncompressed says to gVisor that a save is not compressed, which gains little and
+// takes long.
+func uncompressed() map[string]string { return map[string]string{"compression": "none"} }
+
 // write fills tmp and syncs it to disk.
 func (r *Runtime) write(ctx context.Context, id, tmp string, snap snapshot) error {
 	files, err := createSnapshotFiles(tmp, snap.Kind)
@@ -146,11 +148,11 @@ func (r *Runtime) write(ctx context.Context, id, tmp string, snap snapshot) erro
 		}
 	}()
 	if snap.Kind == kindFiles {
-		_, err = r.call(ctx, id, boot.ContMgrFSSave, struct{}{}, files...)
+		_, err = r.call(ctx, id, callSaveFiles, struct{}{}, files...)
 	} else {
 		// Resume is right even for a sandbox that is paused and will be ended:
 		// without it gVisor ends the sandbox even if the save failed.
-		_, err = r.call(ctx, id, boot.ContMgrCheckpoint, saveArgs{Metadata: statefile.CompressionLevelNone.ToMetadata(), HavePagesFile: true, Resume: true}, files...)
+		_, err = r.call(ctx, id, callSave, saveArgs{Metadata: uncompressed(), HavePagesFile: true, Resume: true}, files...)
 	}
 	if err != nil {
 		r.unsure(ctx, id, err)

@@ -13,6 +13,7 @@ import (
 	"gvisor.dev/gvisor/pkg/sentry/state/checkpointfiles"
 
 	"postern/internal/sandbox"
+	"postern/internal/sandbox/launch"
 )
 
 const (
@@ -29,11 +30,11 @@ const (
 )
 
 // A kind is the kind of content of a snapshot.
-type kind string
+type kind = launch.Kind
 
 const (
-	kindMemory kind = "memory" // the memory of a running sandbox, with its files
-	kindFiles  kind = "files"  // what it had written to its root file system
+	kindMemory = launch.Memory
+	kindFiles  = launch.Files
 )
 
 // A snapshot is the content of snapshot.json, which this program writes, not a

@@ -15,6 +15,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"postern/internal/sandbox"
+	"postern/internal/sandbox/launch"
 )
 
 // guestArgs is the command line of the sandbox's first process.
@@ -155,8 +156,8 @@ func ociSpec(s sandbox.Spec, rootfs string) *specs.Spec {
 			Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace}},
 		},
 		Annotations: map[string]string{
-			annotationMemory: strconv.FormatInt(s.MemoryMB<<20, 10),
-			annotationCPUs:   strconv.Itoa(int(math.Ceil(s.CPUs))),
+			launch.AnnotationMemory: strconv.FormatInt(s.MemoryMB<<20, 10),
+			launch.AnnotationCPUs:   strconv.Itoa(int(math.Ceil(s.CPUs))),
 		},
 	}
 	for _, m := range s.Mounts {
@@ -208,7 +209,7 @@ func flags(s sandbox.Spec, dir string) []string {
 		// restore. We do that ourselves, see snapshot.go: annotations, limits and
 		// environment may differ.
 		"--restore-spec-validation=ignore",
-		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK", // this program is the sentry
+		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK", // the launcher's program is the sentry
 	}
 }
 
@@ -217,7 +218,7 @@ func writeSpec(dir string, spec *specs.Spec) error {
 	if err != nil {
 		return fmt.Errorf("write specification: %w", err)
 	}
-	if len(b) > maxSpec {
+	if len(b) > launch.MaxSpec {
 		return fmt.Errorf("%w: Env is too large", sandbox.ErrInvalid)
 	}
 	// 0600, since the launcher opens it for its readers.

@@ -13,6 +13,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"postern/internal/sandbox/launch"
 )
 
 // An IDRange is a range of the host's user and group IDs. Each sandbox runs as one
@@ -45,7 +47,7 @@ func (r IDRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Count)
 func (r IDRange) end() uint64 { return uint64(r.First) + uint64(r.Count) }
 
 const (
-	leastID = 1000    // IDs below are the system's own users
+	leastID = launch.LeastID
 	endOfID = 1 << 31 // other programs mistake IDs from here on for negative numbers
 	nobody  = 65534   // used by everything without a user of its own
 )

@@ -4,86 +4,22 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/runsc/config"
+	"gvisor.dev/gvisor/pkg/state/statefile"
+	"gvisor.dev/gvisor/runsc/boot"
 
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/sandboxtest"
 )
-
-func TestIsRuntime(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		args []string
-		want bool
-	}{
-		{"nothing", nil, false},
-		{"the program", []string{"postern"}, false},
-		{"a path to it", []string{"/usr/bin/postern", "up"}, false},
-		{"gVisor's commands as arguments", []string{"postern", "boot"}, false},
-		{"and as a file's name", []string{"postern", "gofer", "umount", "--sync-fd=3", "/proc"}, false},
-		{"a name as an argument", []string{"postern", "runsc-sandbox", "postern-launcher"}, false},
-		{"umount by a person", []string{"postern", "umount", "--sync-fd=3", "/proc"}, false},
-		{"something else of itself", []string{"/proc/self/exe", "up"}, false},
-		{"umount of something else", []string{"/proc/self/exe", "umount", "--sync-fd=3", "/"}, false},
-		{"the sentry", []string{"runsc-sandbox", "--root=/x", "boot"}, true},
-		{"the gofer", []string{"runsc-gofer", "gofer"}, true},
-		{"the launcher", []string{"postern-launcher"}, true},
-		{"the umounter", []string{"/proc/self/exe", "umount", "--sync-fd=3", "/proc"}, true},
-	} {
-		if got := IsRuntime(c.args); got != c.want {
-			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
-		}
-	}
-}
-
-func TestSentryArgs(t *testing.T) {
-	f, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	spec := specs.Spec{Annotations: map[string]string{annotationMemory: "1048576", annotationCPUs: "3"}}
-	if err := json.NewEncoder(f).Encode(spec); err != nil {
-		t.Fatal(err)
-	}
-	// As a file's offset is shared with the sentry, it must stay where it is.
-	before, err := f.Seek(0, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	fd := "--spec-fd=" + itoa(f.Fd())
-	show := []string{"--apply-caps=true", "--product-name=postern", "--total-memory=1048576", "--total-host-memory=1048576", "--cpu-num=3"}
-	for _, c := range []struct {
-		name       string
-		args, want []string
-	}{
-		{"boot", []string{"runsc-sandbox", "boot", fd, "id"}, append(append([]string{"runsc-sandbox", "boot", fd}, show...), "id")},
-		{"in two words", []string{"runsc-sandbox", "boot", "--spec-fd", itoa(f.Fd()), "id"}, append(append([]string{"runsc-sandbox", "boot", "--spec-fd", itoa(f.Fd())}, show...), "id")},
-		{"no specification", []string{"runsc-sandbox", "boot", "id"}, []string{"runsc-sandbox", "boot", "--apply-caps=true", "--product-name=postern", "id"}},
-		{"no file", []string{"runsc-sandbox", "boot", "--spec-fd=999", "id"}, []string{"runsc-sandbox", "boot", "--spec-fd=999", "--apply-caps=true", "--product-name=postern", "id"}},
-		{"no number", []string{"runsc-sandbox", "boot", "--spec-fd=x", "id"}, []string{"runsc-sandbox", "boot", "--spec-fd=x", "--apply-caps=true", "--product-name=postern", "id"}},
-		{"the launcher's option", []string{"runsc-sandbox", "--rootless=true", "--root=/x", "boot", "id"}, []string{"runsc-sandbox", "--root=/x", "boot", "--apply-caps=true", "--product-name=postern", "id"}},
-		{"something else", []string{"runsc-sandbox", "other", fd, "id"}, []string{"runsc-sandbox", "other", fd, "id"}},
-	} {
-		if got := sentryArgs(c.args); !slices.Equal(got, c.want) {
-			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
-		}
-	}
-	if after, err := f.Seek(0, 1); err != nil || after != before {
-		t.Errorf("offset: got %d, %v, want %d", after, err, before)
-	}
-}
-
-func itoa(fd uintptr) string { return strings.TrimSpace(string(mustJSON(fd))) }
 
 func mustJSON(v any) []byte {
 	b, err := json.Marshal(v)
@@ -93,21 +29,19 @@ func mustJSON(v any) []byte {
 	return b
 }
 
-// TestSeccompProgramsAreThoseThatAreAskedFor fails after a change of gVisor's
-// version until go generate was run: starts would be slower without any error.
-func TestSeccompProgramsAreThoseThatAreAskedFor(t *testing.T) {
-	if config.CgoEnabled {
-		t.Log("built with cgo: gVisor compiles its programs at each start; the product is built without")
-	}
-	if len(sentryPrograms()) == 0 || len(goferPrograms()) == 0 {
-		t.Fatal("no programs for this architecture")
-	}
-	for name := range sentryPrograms() {
-		for _, want := range []string{`Platform="systrap"`, "HostFilesystem=false", "CgoEnabled=false"} {
-			if !strings.Contains(name, want) {
-				t.Errorf("got %q, want %s in it", name, want)
-			}
+// TestNamesAreGVisors: the server is built without the packages that these names
+// come from.
+func TestNamesAreGVisors(t *testing.T) {
+	for _, c := range []struct{ got, want string }{
+		{callPause, boot.ContMgrPause}, {callResume, boot.ContMgrResume}, {callSave, boot.ContMgrCheckpoint},
+		{callSaveFiles, boot.ContMgrFSSave}, {callStacks, boot.DebugStacks}, {callWait, boot.ContMgrWait},
+	} {
+		if c.got != c.want {
+			t.Errorf("got %q, want %q", c.got, c.want)
 		}
+	}
+	if got, want := uncompressed, statefile.CompressionLevelNone.ToMetadata(); !maps.Equal(got(), want) {
+		t.Errorf("metadata of a save: got %v, want %v", got(), want)
 	}
 }
 
@@ -234,6 +168,58 @@ func TestNewSaysWhatToDo(t *testing.T) {
 	} {
 		if _, err := New(slog.New(slog.DiscardHandler), c.conf); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %q in it", c.name, err, c.want)
+		}
+	}
+}
+
+// TestNobodyReplacesTheProgramOfSandboxes: the attacker is root on the host, which is
+// more than a sentry is that has broken out.
+func TestNobodyReplacesTheProgramOfSandboxes(t *testing.T) {
+	needRoot(t)
+	self, err := os.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer self.Close()
+	f, err := Seal(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	r, err := New(slog.New(slog.NewTextHandler(t.Output(), nil)), Config{StateDir: t.TempDir(), Program: f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _ := start(t, r, nil)
+	exe := "/proc/" + strconv.Itoa(r.all[s.ID].sentry) + "/exe"
+	if to, err := os.Readlink(exe); err != nil || !strings.HasPrefix(to, "/memfd:postern-runtime") {
+		t.Errorf("the sentry executes %q, %v, want the sealed program", to, err)
+	}
+	for name, attack := range map[string]func() error{
+		"open for writing": func() error {
+			w, err := os.OpenFile(exe, os.O_WRONLY, 0)
+			if err == nil {
+				defer w.Close()
+				_, err = w.WriteAt([]byte("#!/bin/sh"), 0)
+			}
+			return err
+		},
+		"truncate": func() error { return os.Truncate(exe, 0) },
+		"write through the server's file": func() error {
+			_, err := f.WriteAt([]byte("#!/bin/sh"), 0)
+			return err
+		},
+		"map writable": func() error {
+			_, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			return err
+		},
+		"remove the seals": func() error {
+			_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, 0)
+			return err
+		},
+	} {
+		if err := attack(); err == nil {
+			t.Errorf("%s: got no error", name)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"postern/internal/sandbox"
+	"postern/internal/sandbox/launch"
 )
 
 // Usage implements [sandbox.Runtime]. It asks the host's kernel and not the
@@ -47,7 +48,7 @@ func written(pids []int) (most int64) {
 	for _, p := range pids {
 		proc := "/proc/" + strconv.Itoa(p)
 		cmd, err := os.ReadFile(filepath.Join(proc, "cmdline"))
-		if name, _, _ := strings.Cut(string(cmd), "\x00"); err != nil || name != argv0Sandbox {
+		if name, _, _ := strings.Cut(string(cmd), "\x00"); err != nil || name != launch.Sentry {
 			continue
 		}
 		fds, err := os.ReadDir(filepath.Join(proc, "fd"))

@@ -1,4 +1,11 @@
-package gvisor
+// Package runsc is the program of a sandbox's processes on the host: gVisor's
+// sentry and gofer, and the launcher that starts them. It is a program of its own,
+// because each of these processes would otherwise initialize all packages of the
+// server.
+//
+// It must not import the server's packages. Package gvisor tells its launchers what
+// to start.
+package runsc
 
 import (
 	"encoding/json"
@@ -17,33 +24,9 @@ import (
 	"gvisor.dev/gvisor/runsc/cmd"
 	"gvisor.dev/gvisor/runsc/cmd/sentry/sentrycmd"
 	"gvisor.dev/gvisor/runsc/cmd/util"
+
+	"postern/internal/sandbox/launch"
 )
-
-// The names under which this program executes itself. They are compared with
-// argv[0], which only the caller of exec chooses: no argument on postern's command
-// line can select one of them.
-const (
-	argv0Launcher = "postern-launcher" // ours, see launcher.go
-	argv0Sandbox  = "runsc-sandbox"    // gVisor's kernel, the sentry
-	argv0Gofer    = "runsc-gofer"      // gVisor's file server
-)
-
-// umounter is the command line of gVisor's third kind of process, a child of the
-// sentry that unmounts /proc. It has no name of its own.
-var umounter = []string{"/proc/self/exe", "umount", "--sync-fd=3", "/proc"}
-
-// IsRuntime reports whether args, a complete command line, belong to a part of a
-// sandbox. Then [Main] must run before anything else.
-func IsRuntime(args []string) bool {
-	if len(args) == 0 {
-		return false
-	}
-	switch args[0] {
-	case argv0Launcher, argv0Sandbox, argv0Gofer:
-		return true
-	}
-	return slices.Equal(args, umounter)
-}
 
 // Main runs the part of a sandbox that the command line names, and does not return.
 // gVisor registers its flags on flag.CommandLine and panics if a flag of the same
@@ -52,14 +35,14 @@ func IsRuntime(args []string) bool {
 func Main() {
 	collectLater()
 	switch os.Args[0] {
-	case argv0Launcher:
+	case launch.Launcher:
 		launcherMain() // exits
-	case argv0Sandbox:
+	case launch.Sentry:
 		if err := needNoTracing(); err != nil {
 			os.Exit(1) // nobody reads its stderr
 		}
 		os.Args = sentryArgs(os.Args)
-	case argv0Gofer:
+	case launch.Gofer:
 		if err := leaveRoot(); err != nil {
 			os.Exit(1) // nobody reads its stderr
 		}
@@ -95,13 +78,6 @@ type untraced struct{ platform.Constructor }
 
 func (untraced) Requirements() platform.Requirements { return platform.Requirements{} }
 
-// The annotations in a specification that tell the sentry what to show to programs
-// inside.
-const (
-	annotationMemory = "postern/memory-bytes"
-	annotationCPUs   = "postern/cpus"
-)
-
 // sentryArgs adds flags to the sentry's command line: the memory and processors to
 // show inside, which gVisor would take from a cgroup that it manages itself. The
 // cgroup is ours, and its memory limit includes the sentry, so it is larger than
@@ -118,10 +94,10 @@ func sentryArgs(args []string) []string {
 	// instead.
 	add := []string{"--apply-caps=true", "--product-name=postern"}
 	s := donatedSpec(args)
-	if b := s.Annotations[annotationMemory]; b != "" {
+	if b := s.Annotations[launch.AnnotationMemory]; b != "" {
 		add = append(add, "--total-memory="+b, "--total-host-memory="+b)
 	}
-	if n := s.Annotations[annotationCPUs]; n != "" {
+	if n := s.Annotations[launch.AnnotationCPUs]; n != "" {
 		add = append(add, "--cpu-num="+n)
 	}
 	// The launcher's option must not reach the sentry, which would leave the host's
@@ -148,7 +124,7 @@ func donatedSpec(args []string) (s specs.Spec) {
 		}
 		// Not os.NewFile, whose finalizer would close the file under the sentry.
 		// Not Read, since the sentry reads the same file from its start.
-		b := make([]byte, maxSpec)
+		b := make([]byte, launch.MaxSpec)
 		n, err := unix.Pread(fd, b, 0)
 		if err != nil || json.Unmarshal(b[:n], &s) != nil {
 			return specs.Spec{}

@@ -1,6 +1,6 @@
 //go:build !amd64
 
-package gvisor
+package runsc
 
 import "gvisor.dev/gvisor/pkg/seccomp/precompiledseccomp"
 

@@ -1,4 +1,4 @@
-package gvisor
+package runsc
 
 //go:generate go run gen_seccomp.go
 

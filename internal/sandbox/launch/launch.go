@@ -1,0 +1,108 @@
+// Package launch is what the server and the parts of a sandbox know of each other:
+// under which names a part is executed, what a launcher is told and what it
+// answers.
+//
+// Both programs import it, so it must not import gVisor's kernel, which the server
+// is built without, or anything of the server.
+package launch
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+
+	"gvisor.dev/gvisor/runsc/config"
+	"gvisor.dev/gvisor/runsc/flag"
+)
+
+// The names under which the program of a sandbox's parts is executed. They are
+// compared with argv[0], which only the caller of exec chooses: no argument on a
+// command line can select one of them.
+const (
+	Launcher = "postern-launcher" // ours, see [Order]
+	Sentry   = "runsc-sandbox"    // gVisor's kernel
+	Gofer    = "runsc-gofer"      // gVisor's file server
+)
+
+// umounter is the command line of gVisor's third kind of process, a child of the
+// sentry that unmounts /proc. It has no name of its own.
+var umounter = []string{"/proc/self/exe", "umount", "--sync-fd=3", "/proc"}
+
+// IsPart reports whether args, a complete command line, belong to a part of a
+// sandbox.
+func IsPart(args []string) bool {
+	if len(args) == 0 {
+		return false
+	}
+	switch args[0] {
+	case Launcher, Sentry, Gofer:
+		return true
+	}
+	return slices.Equal(args, umounter)
+}
+
+const (
+	// SocketFD is the launcher's descriptor of its socket to the server.
+	SocketFD = 3
+	// MaxSpec is the size limit of a sandbox's config.json, in bytes.
+	MaxSpec = 1 << 20
+	// LeastID is the smallest user or group ID that a sandbox may have on the
+	// host. Those below are the system's own users.
+	LeastID = 1000
+)
+
+// The annotations in a specification that tell the sentry what to show to programs
+// inside.
+const (
+	AnnotationMemory = "postern/memory-bytes"
+	AnnotationCPUs   = "postern/cpus"
+)
+
+// A Kind is the kind of content of a snapshot.
+type Kind string
+
+// The kinds of snapshots.
+const (
+	Memory Kind = "memory" // the memory of a running sandbox, with its files
+	Files  Kind = "files"  // what it had written to its root file system
+)
+
+// An Order is the request to a launcher, as JSON on its socket.
+type Order struct {
+	ID      string
+	Dir     string   // the sandbox's directory, with config.json
+	Cgroups []string // cgroup.procs files to enter first
+	Flags   []string // gVisor's configuration
+	From    Kind     // kind of the snapshot in the third file; empty means a boot without one
+	Direct  bool     // read the snapshot's pages without the page cache
+	Cover   bool     // overlay the root file system, so that mount points can be created
+	User    uint32   // user and group id of the host that the sandbox runs as
+	Link    Link
+}
+
+// A Link is the addresses of a sandbox's link, its only way out.
+type Link struct {
+	Address, Gateway netip.Addr
+	Network          netip.Prefix
+	MTU              int // bytes
+}
+
+// A Reply is the answer. The processes in it exist until the launcher has seen its
+// socket closed, so their IDs are still valid.
+type Reply struct {
+	Sentry, Gofer int
+	Phase         string // what failed, if Err is set
+	Err           string
+}
+
+// Configure parses gVisor's flags.
+func Configure(flags []string) (*config.Config, error) {
+	fs := flag.NewFlagSet("gvisor", flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // otherwise it prints hundreds of lines of help
+	config.RegisterFlags(fs)
+	if err := fs.Parse(flags); err != nil {
+		return nil, fmt.Errorf("parse flags: %w", err)
+	}
+	return config.NewFromFlags(fs)
+}
