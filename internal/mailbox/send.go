@@ -131,7 +131,7 @@ type sending struct {
 func (m *PostOffice) enter(ctx context.Context, who auth.Principal, b directory.Inbox, what sending, how proposalOptions) (out Proposed, err error) {
 	request, doubts, content := what.facts, what.doubts, what.content
 	how.Inbox = b.ID
-	err = m.db.Update(ctx, func(tx *store.Tx) error {
+	err = m.db.UpdateIn(ctx, oversight.Turn(b.Project, b.ID), func(tx *store.Tx) error {
 		out = Proposed{}
 		p := how.Proposal
 		first, state, err := begin(ctx, tx, b.ID, how.request)

@@ -42,7 +42,7 @@ func mayChange(who auth.Principal, a *Action) error {
 // Cancelling it again changes nothing. It returns [ErrTooLate], [auth.ErrForbidden],
 // or [store.ErrNotFound].
 func (g *Gate) Cancel(ctx context.Context, who auth.Principal, id string) (a Action, err error) {
-	err = g.db.Update(ctx, func(tx *store.Tx) error {
+	err = g.UpdateAction(ctx, who, id, func(tx *store.Tx) error {
 		a, err = g.cancel(ctx, tx, who, id)
 		return err
 	})
@@ -68,8 +68,8 @@ func (g *Gate) cancel(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 	return a, g.moved(ctx, tx, a)
 }
 
-// Revise replaces what an action would do by p, as part of tx, if it has not begun
-// to leave. It is then judged as if it were proposed now, since earlier decisions
+// Revise replaces what an action would do by p, as part of tx, whose turn includes
+// [Turn], if it has not begun to leave. It is then judged as if it were proposed now, since earlier decisions
 // were on other bytes.
 //
 // An agent that revises becomes the proposer. A person who revises becomes the
@@ -80,6 +80,9 @@ func (g *Gate) cancel(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id string, version int64, p Proposal) (Action, error) {
 	before, err := g.read(ctx, tx, who, id)
 	if err != nil {
+		return Action{}, err
+	}
+	if err := inTurn(tx, &before); err != nil {
 		return Action{}, err
 	}
 	an, err := g.ask(ctx, tx, before, &p)

@@ -60,7 +60,7 @@ func (g *Gate) decideOne(ctx context.Context, who auth.Principal, d Decision) er
 		return ErrReason
 	}
 	var late, doubted bool
-	err := g.db.Update(ctx, func(tx *store.Tx) (err error) {
+	err := g.UpdateAction(ctx, who, d.ID, func(tx *store.Tx) (err error) {
 		late, err = g.decide(ctx, tx, who, d)
 		if doubted = errors.Is(err, errCommitted); doubted {
 			return nil
@@ -202,7 +202,7 @@ func (g *Gate) Resolve(ctx context.Context, who auth.Principal, id string, versi
 		return ErrReason
 	}
 	doubted := false
-	err := g.db.Update(ctx, func(tx *store.Tx) error {
+	err := g.UpdateAction(ctx, who, id, func(tx *store.Tx) error {
 		doubted = false
 		a, err := g.read(ctx, tx, who, id)
 		if err != nil {

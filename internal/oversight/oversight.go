@@ -360,12 +360,15 @@ func NewGate(log *slog.Logger, db *store.DB, judge Judge) *Gate {
 // [Gate.Run].
 func (g *Gate) Handle(kind policy.Kind, e Executor) { g.exec[kind] = e }
 
-// Propose records an action as part of tx and returns it with the state that
+// Propose records an action as part of tx, whose turn includes [Turn], and returns it with the state that
 // policy gave it. It has no outside effect.
 func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p Proposal) (Action, error) {
 	a := Action{
 		ID: "act_" + rand.Text(), Project: who.Project, Kind: p.Request.Kind, Proposer: who.String(), Inbox: p.Inbox, Via: p.Via,
 		Created: stored(time.Now()),
+	}
+	if err := inTurn(tx, &a); err != nil {
+		return Action{}, err
 	}
 	an, err := g.ask(ctx, tx, a, &p)
 	if err != nil {

@@ -40,7 +40,7 @@ func (g *Gate) Comment(ctx context.Context, who auth.Principal, id, text string,
 	if text = strings.TrimSpace(text); text == "" || len(text) > maxRemark || strings.ContainsRune(text, 0) {
 		return Remark{}, ErrRemark
 	}
-	err = g.db.Update(ctx, func(tx *store.Tx) error {
+	err = g.UpdateAction(ctx, who, id, func(tx *store.Tx) error {
 		r = Remark{ID: "rem_" + rand.Text(), Person: who.String(), At: stored(time.Now()), Text: text, Agent: agent}
 		a, err := g.read(ctx, tx, who, id)
 		if err != nil {

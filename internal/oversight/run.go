@@ -168,6 +168,10 @@ func (g *Gate) RunOne(ctx context.Context) (bool, error) {
 	return true, g.carryOut(ctx, a)
 }
 
+// maxClaims is how many times in a row another Run may be faster, until this one
+// looks again after a while.
+const maxClaims = 32
+
 // next moves scheduled and expired actions, then claims the oldest approved one that
 // is due and whose payload fits, if there is one. The caller must call release.
 func (g *Gate) next(ctx context.Context) (a Action, release func(), ok bool, err error) {
@@ -177,14 +181,15 @@ func (g *Gate) next(ctx context.Context) (a Action, release func(), ok bool, err
 	if err := g.expire(ctx); err != nil {
 		return Action{}, nil, false, err
 	}
-	for {
-		// What a switch or policy stopped has moved and is no longer due: take the next.
-		if a, release, err = g.claim(ctx); !errors.Is(err, errNotDue) {
+	for tries := 0; tries < maxClaims; {
+		if a, release, err = g.claim(ctx); errors.Is(err, ErrStale) {
+			tries++ // another Run was faster: take the next
+		} else if !errors.Is(err, errNotDue) { // that has moved, as a switch or policy stopped it: take the next
 			break
 		}
 	}
 	if errors.Is(err, store.ErrNotFound) || errors.Is(err, ErrStale) {
-		return Action{}, nil, false, nil // nothing to do, or another Run was faster
+		return Action{}, nil, false, nil // nothing to do
 	}
 	return a, release, err == nil, err
 }
@@ -212,7 +217,7 @@ func (g *Gate) carryOut(ctx context.Context, a Action) error {
 	cancel()
 	<-held
 	record := func(tell bool) error {
-		return g.db.Update(done, func(tx *store.Tx) error {
+		return g.db.UpdateIn(done, a.turn(), func(tx *store.Tx) error {
 			if f, ok := g.exec[a.Kind].(Finisher); ok && tell {
 				if err := f.Finish(done, tx, a, o); err != nil {
 					return err
@@ -243,7 +248,7 @@ func (g *Gate) hold(ctx context.Context, lost context.CancelFunc, a Action) {
 		case <-t.C:
 		}
 		ours := true
-		err := g.db.Update(ctx, func(tx *store.Tx) error {
+		err := g.db.UpdateIn(ctx, a.turn(), func(tx *store.Tx) error {
 			now, err := peek(ctx, tx, a.ID)
 			if err != nil {
 				return err
@@ -287,7 +292,7 @@ func (g *Gate) expire(ctx context.Context) error {
 		return err
 	}
 	for _, a := range late {
-		err := g.db.Update(ctx, func(tx *store.Tx) error {
+		err := g.db.UpdateIn(ctx, a.turn(), func(tx *store.Tx) error {
 			id := a.ID
 			a, err := peek(ctx, tx, id) // the list was read in another transaction
 			if err == nil {
@@ -316,7 +321,7 @@ func (g *Gate) wakeScheduled(ctx context.Context) error {
 		return err
 	}
 	for _, a := range due {
-		err := g.db.Update(ctx, func(tx *store.Tx) error {
+		err := g.db.UpdateIn(ctx, a.turn(), func(tx *store.Tx) error {
 			id := a.ID
 			a, err := peek(ctx, tx, id) // the list was read in another transaction
 			if err == nil {
@@ -339,23 +344,23 @@ func (g *Gate) wakeScheduled(ctx context.Context) error {
 	return nil
 }
 
-// due returns the id of the oldest due action, and how many bytes of g.held were
+// due returns the id of the oldest due action, the turn in which it moves, and how many bytes of g.held were
 // acquired for its payload: none for a small one. It never blocks. A large payload
 // that does not fit is overtaken by small ones only, so that it has its turn when
 // the executions in progress end.
-func (g *Gate) due(ctx context.Context, tx *store.Tx, now time.Time) (id string, taken int64, err error) {
+func (g *Gate) due(ctx context.Context, now time.Time) (id string, turn store.Turn, taken int64, err error) {
+	var project, inbox string
 	var size int64
-	err = tx.One(ctx, `select id, length(payload) from action where state = $1 and not_before <= $2 order by created_at, id limit 1`,
-		[]any{Approved, store.Time(now)}, &id, &size)
-	if err != nil || size <= smallPayload {
-		return id, 0, err
+	err = g.db.Peek(ctx, `select id, project_id, inbox_id, length(payload) from action where state = $1 and not_before <= $2 order by created_at, id limit 1`,
+		[]any{Approved, store.Time(now)}, &id, &project, &inbox, &size)
+	if err == nil && size > smallPayload {
+		if size = min(size, g.room); g.held.TryAcquire(size) {
+			return id, Turn(project, inbox), size, nil
+		}
+		err = g.db.Peek(ctx, `select id, project_id, inbox_id from action where state = $1 and not_before <= $2 and length(payload) <= $3 order by created_at, id limit 1`,
+			[]any{Approved, store.Time(now), smallPayload}, &id, &project, &inbox)
 	}
-	if size = min(size, g.room); g.held.TryAcquire(size) {
-		return id, size, nil
-	}
-	err = tx.One(ctx, `select id from action where state = $1 and not_before <= $2 and length(payload) <= $3 order by created_at, id limit 1`,
-		[]any{Approved, store.Time(now), smallPayload}, &id)
-	return id, 0, err
+	return id, Turn(project, inbox), 0, err
 }
 
 // errNotDue means that the action which was due has moved and is not executed.
@@ -363,16 +368,15 @@ var errNotDue = errors.New("the action is no longer due")
 
 // claim marks the next due action as executing, before any effect.
 func (g *Gate) claim(ctx context.Context) (a Action, release func(), err error) {
-	taken := int64(0)
+	id, turn, taken, err := g.due(ctx, time.Now())
+	if err != nil {
+		return Action{}, nil, err
+	}
 	release = func() { g.held.Release(taken) }
 	moved := false
-	err = g.db.Update(ctx, func(tx *store.Tx) error {
+	err = g.db.UpdateIn(ctx, turn, func(tx *store.Tx) error {
 		now := time.Now()
 		moved = false
-		var id string
-		if id, taken, err = g.due(ctx, tx, now); err != nil {
-			return err
-		}
 		a, err = scanOne(tx.QueryRowContext(ctx, `select `+columns+`, payload from action where id = $1`, id).Scan)
 		if err != nil {
 			return err

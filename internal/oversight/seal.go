@@ -162,6 +162,9 @@ func (g *Gate) doubt(ctx context.Context, tx *store.Tx, a *Action, lock bool) (s
 // advance applies e to a, as it was read in tx, and stores the result. It returns
 // a [doubtError] if this program did not write a's row.
 func (g *Gate) advance(ctx context.Context, tx *store.Tx, a Action, e event) (Action, error) {
+	if err := inTurn(tx, &a); err != nil {
+		return a, err
+	}
 	if err := g.trust(ctx, tx, &a); err != nil {
 		return a, err
 	}
@@ -418,7 +421,7 @@ func (g *Gate) Sweep(ctx context.Context) (n int, err error) {
 			return n, fmt.Errorf("check actions: %w", err)
 		}
 		for i, a := range doubtful {
-			err := g.db.Update(ctx, func(tx *store.Tx) error {
+			err := g.db.UpdateIn(ctx, a.turn(), func(tx *store.Tx) error {
 				a, err := peek(ctx, tx, a.ID)
 				if err != nil {
 					return err

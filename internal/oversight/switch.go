@@ -133,7 +133,7 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 	if s.Scope == ScopeEverything {
 		s.Project = ""
 	}
-	err := g.db.Update(ctx, func(tx *store.Tx) (err error) {
+	err := g.db.UpdateIn(ctx, store.Project(s.Project), func(tx *store.Tx) (err error) { // of everything: all
 		if s.Stopped, err = g.stopAll(ctx, tx, s); err != nil {
 			return err
 		}
@@ -232,7 +232,11 @@ func (g *Gate) SwitchOff(ctx context.Context, who auth.Principal, id string) err
 	if !who.Manages() {
 		return fmt.Errorf("%s cannot turn a switch off, only an owner can: %w", who, auth.ErrForbidden)
 	}
-	return g.db.Update(ctx, func(tx *store.Tx) error {
+	turn := store.Project(who.Project)
+	if who.Operator { // it may be of everything
+		turn = store.All()
+	}
+	return g.db.UpdateIn(ctx, turn, func(tx *store.Tx) error {
 		s := Switch{ID: id}
 		err := tx.One(ctx, `select project_id, scope, target, reason from kill_switch where id = $1 and (project_id = $2 or project_id = '')`,
 			[]any{id, who.Project}, &s.Project, &s.Scope, &s.Target, &s.Reason)

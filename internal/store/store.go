@@ -53,6 +53,9 @@ const (
 	maxWriters     = 8
 )
 
+// idleConnection is after how long an unused connection to PostgreSQL is closed.
+const idleConnection = 2 * time.Minute
+
 // Tx is a transaction. It is not safe for concurrent use and must not outlive
 // the function it was passed to.
 type Tx struct {
@@ -136,6 +139,10 @@ func open(source, mode string) (*DB, error) {
 			return nil, err
 		}
 		db.SetMaxOpenConns(maxConnections)
+		// The default keeps two: the others would be opened and closed for each
+		// transaction, and each would prepare its statements again.
+		db.SetMaxIdleConns(maxConnections)
+		db.SetConnMaxIdleTime(idleConnection)
 		return &DB{write: db, read: db, postgres: true, writers: semaphore.NewWeighted(maxWriters)}, nil
 	}
 	// A path may hold ? or %, so it goes through url.URL, not fmt.
@@ -245,6 +252,12 @@ func (db *DB) UpdateIn(ctx context.Context, turn Turn, fn func(tx *Tx) error) er
 		tx.turn = turn
 		return fn(tx)
 	})
+}
+
+// Peek runs one query outside of a transaction and scans the row that it returns. It
+// returns [ErrNotFound] if none matches.
+func (db *DB) Peek(ctx context.Context, query string, args []any, dest ...any) error {
+	return NotFound(db.read.QueryRowContext(ctx, query, args...).Scan(dest...))
 }
 
 // View runs fn in a read-only transaction that sees one snapshot of the database.

@@ -65,6 +65,11 @@ func (t Turn) String() string {
 // none.
 func (t Turn) Covers(project string) bool { return t == All() || t.project == project }
 
+// Includes reports whether t excludes all that other excludes.
+func (t Turn) Includes(other Turn) bool {
+	return t == All() || t == other || t.project != "" && t.thing == "" && t.project == other.project
+}
+
 // Turn returns the turn that tx has. That of [DB.View] covers no project.
 func (tx *Tx) Turn() Turn { return tx.turn }
 

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"postern/internal/smtpclient/postfixtest"
+	"postern/internal/store"
+	"postern/internal/storetest"
 )
 
 // BenchmarkInbound gives messages of 4 kB to Postern, which seals them and
@@ -219,6 +221,102 @@ func gate(b *testing.B, one, other *server) {
 		b.ReportMetric(float64(b.N)/proposing.Seconds(), "proposals/s")
 		b.ReportMetric(float64(b.N)/deciding.Seconds(), "decisions/s")
 	})
+}
+
+// BenchmarkGateMixed measures two servers on one database of PostgreSQL, with eight
+// agents at each, every one with an inbox of its own, in one project. Every second
+// proposal is decided at once, at the other server. It counts proposals.
+func BenchmarkGateMixed(b *testing.B) {
+	url := database(b)
+	starts := pair(b, url, "--inbox-limits", "none")
+	ss := []*server{starts[0](), starts[1]()}
+	locals := []*http.Client{ss[0].local(), ss[1].local()}
+	web := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 16}}
+	limits := map[string]any{"limits": map[string]int{"per_minute": -1, "per_hour": -1, "per_day": 1 << 40}} // one count of the project
+	if status, err := call(locals[0], "POST", "http://x/v1/sending", "", limits, nil); err != nil || status != http.StatusOK {
+		b.Fatal(err)
+	}
+	type inbox struct{ address, key string }
+	inboxes := make([]inbox, 16)
+	for i := range inboxes {
+		inboxes[i].address, inboxes[i].key = ss[0].inbox(fmt.Sprintf("busy-%d", i))
+	}
+	db, err := store.OpenReadOnly(b.Context(), url)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer db.Close()
+	var n, worker atomic.Int64
+	b.Run("two", func(b *testing.B) {
+		servers, backends := cpu(b, ss[0].cmd.Process.Pid, ss[1].cmd.Process.Pid), cpu(b, backendPIDs(b, db)...)
+		var left atomic.Int64
+		left.Store(int64(b.N))
+		worker.Store(0)
+		b.ResetTimer()
+		inParallel(16, func() {
+			w := worker.Add(1) - 1
+			for i := w; left.Add(-1) >= 0; i++ {
+				var a struct {
+					ID, Digest string
+					Version    int64
+				}
+				status, err := call(web, "POST", "http://"+ss[w%2].web+"/v1/inboxes/"+inboxes[w].address+"/messages", inboxes[w].key,
+					map[string]any{"to": []string{"someone@example.com"}, "subject": fmt.Sprintf("n-%d", n.Add(1)), "text": strings.Repeat("word ", 400)}, &a)
+				if err != nil || status != http.StatusAccepted {
+					b.Errorf("propose: %d, %v", status, err)
+					return
+				}
+				if i%2 == 0 {
+					continue
+				}
+				status, err = call(locals[1-w%2], "POST", "http://x/v1/actions/"+a.ID+"/decision", "",
+					map[string]any{"version": a.Version, "digest": a.Digest, "approve": false, "reason": "no"}, nil)
+				if err != nil || status != http.StatusOK {
+					b.Errorf("decide: %d, %v", status, err)
+					return
+				}
+			}
+		})
+		b.StopTimer()
+		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "proposals/s")
+		b.ReportMetric((cpu(b, ss[0].cmd.Process.Pid, ss[1].cmd.Process.Pid)-servers).Seconds()*1000/float64(b.N), "ms-cpu-servers/proposal")
+		b.ReportMetric((cpu(b, backendPIDs(b, db)...)-backends).Seconds()*1000/float64(b.N), "ms-cpu-postgres/proposal")
+	})
+	storetest.NoDeadlocks(b, db)
+}
+
+// backendPIDs returns the processes of PostgreSQL that serve a database.
+func backendPIDs(b *testing.B, db *store.DB) (pids []int) {
+	err := db.View(b.Context(), func(tx *store.Tx) (err error) {
+		pids, err = store.List(b.Context(), tx, func(row func(...any) error) (pid int, err error) {
+			err = row(&pid)
+			return pid, err
+		}, `select pid from pg_stat_activity where datname = current_database()`)
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return pids
+}
+
+// cpu returns the processor time that processes have used.
+func cpu(b *testing.B, pids ...int) (used time.Duration) {
+	for _, pid := range pids {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			continue // it has ended
+		}
+		f := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:])) // the name before may have spaces
+		for _, ticks := range f[11:13] {                                               // in user mode, and in the kernel
+			n, err := strconv.ParseInt(ticks, 10, 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			used += time.Duration(n) * 10 * time.Millisecond
+		}
+	}
+	return used
 }
 
 func inParallel(n int, f func()) {
