@@ -18,9 +18,9 @@ import (
 // addresses of mail: those are sealed, and the project's key can read events. It may
 // contain what people and policy tell the agent, such as the reason of a decision.
 //
-// The caller holds the lock of [postern/internal/audit.Lock], so that Seq follows
-// the order of commits, also with several processes: a reader who has seen a number
-// has missed none below it.
+// Seq counts the events of one inbox in the order of their commits, also with several
+// processes: a reader who has seen a number has missed none below it. The row with the
+// last number stays locked until tx ends, so call this late in tx.
 func AppendMail(ctx context.Context, tx *store.Tx, e Event) error {
 	return AppendEach(ctx, tx, e, []string{e.Inbox})
 }
@@ -38,9 +38,10 @@ func AppendEach(ctx context.Context, tx *store.Tx, e Event, inboxes []string) er
 		return fmt.Errorf("append event: %w", err)
 	}
 	now := store.Time(time.Now())
-	for chunk := range slices.Chunk(inboxes, maxInsertRows) {
-		var last int64
-		if err := tx.One(ctx, `update event_head set seq = seq + $1 where id = 1 returning seq`, []any{len(chunk)}, &last); err != nil {
+	// Sorted, so that two transactions never wait for each other.
+	for chunk := range slices.Chunk(slices.Compact(slices.Sorted(slices.Values(inboxes))), maxInsertRows) {
+		last, err := number(ctx, tx, chunk)
+		if err != nil {
 			return fmt.Errorf("append events: %w", err)
 		}
 		rows := make([]string, len(chunk))
@@ -48,15 +49,40 @@ func AppendEach(ctx context.Context, tx *store.Tx, e Event, inboxes []string) er
 		for i, inbox := range chunk {
 			n := len(args)
 			rows[i] = fmt.Sprintf(`($%d, $1, $2, $%d, $3, $%d, '', '', '', '', $4, $5, 0)`, n+1, n+2, n+3)
-			args = append(args, "evt_"+rand.Text(), inbox, last-int64(len(chunk)-1-i))
+			args = append(args, "evt_"+rand.Text(), inbox, last[inbox])
 		}
-		_, err := tx.ExecContext(ctx, `insert into event (id, project_id, type, inbox_id, object_id, seq, sandbox_id, template, build_id, execution_id, data, at, routed_at)
+		_, err = tx.ExecContext(ctx, `insert into event (id, project_id, type, inbox_id, object_id, seq, sandbox_id, template, build_id, execution_id, data, at, routed_at)
 			values `+strings.Join(rows, ", "), args...)
 		if err != nil {
 			return fmt.Errorf("append events: %w", err)
 		}
 	}
 	return nil
+}
+
+// number takes the next number of each inbox.
+func number(ctx context.Context, tx *store.Tx, inboxes []string) (last map[string]int64, err error) {
+	rows, args := make([]string, len(inboxes)), make([]any, len(inboxes))
+	for i, inbox := range inboxes {
+		rows[i], args[i] = fmt.Sprintf("($%d)", i+1), inbox
+	}
+	last = make(map[string]int64, len(inboxes))
+	_, err = store.List(ctx, tx, scanHead(last), `insert into event_number (inbox_id, seq)
+		select x.column1, h.seq + 1 from (values `+strings.Join(rows, ", ")+`) as x, event_head h where h.id = 1
+		on conflict (inbox_id) do update set seq = event_number.seq + 1 returning inbox_id, seq`, args...)
+	return last, err
+}
+
+// scanHead returns a function for [store.List] that puts an inbox and its number into
+// heads.
+func scanHead(heads map[string]int64) func(row func(...any) error) (struct{}, error) {
+	return func(row func(...any) error) (struct{}, error) {
+		var inbox string
+		var seq int64
+		err := row(&inbox, &seq)
+		heads[inbox] = seq
+		return struct{}{}, err
+	}
 }
 
 // maxInsertRows bounds the rows of one statement of [AppendEach]. SQLite's limit is
@@ -101,17 +127,21 @@ func SeqOf(ctx context.Context, tx *store.Tx, inbox, id string) (seq int64, err 
 	return seq, err
 }
 
-// Changed returns the inboxes that have events with a Seq above after, and the
-// highest Seq.
-func Changed(ctx context.Context, tx *store.Tx, after int64) (inboxes []string, head int64, err error) {
-	if err := tx.One(ctx, `select seq from event_head where id = 1`, nil, &head); err != nil || head <= after {
-		return nil, head, err
+// Heads returns the numbers of the last events of inboxes, by inbox, without those
+// that never had one since numbers are counted for each inbox.
+func Heads(ctx context.Context, tx *store.Tx, inboxes []string) (map[string]int64, error) {
+	heads := make(map[string]int64, len(inboxes))
+	for chunk := range slices.Chunk(inboxes, maxInsertRows) {
+		in, args := make([]string, len(chunk)), make([]any, len(chunk))
+		for i, inbox := range chunk {
+			in[i], args[i] = fmt.Sprintf("$%d", i+1), inbox
+		}
+		_, err := store.List(ctx, tx, scanHead(heads), `select inbox_id, seq from event_number where inbox_id in (`+strings.Join(in, ", ")+`)`, args...)
+		if err != nil {
+			return nil, fmt.Errorf("find new events: %w", err)
+		}
 	}
-	inboxes, err = tx.Strings(ctx, `select distinct inbox_id from event where seq > $1 and seq <= $2`, after, head)
-	if err != nil {
-		return nil, 0, fmt.Errorf("find new events: %w", err)
-	}
-	return inboxes, head, nil
+	return heads, nil
 }
 
 // marshalMail returns the wire format of an event of an inbox. Data is an object

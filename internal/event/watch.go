@@ -3,6 +3,8 @@ package event
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -52,16 +54,11 @@ func (w *Watch) Join(inbox string, c chan struct{}) (stop func()) {
 	}
 }
 
-// Wake wakes the goroutines that wait for events of the inbox.
+// Wake wakes the goroutines that wait for events of the inbox. It never blocks: a
+// channel with a value in it has a wake-up pending.
 func (w *Watch) Wake(inbox string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.wakeLocked(inbox)
-}
-
-// wakeLocked sends to the channels of an inbox. It never blocks: a channel with a
-// value in it has a wake-up pending.
-func (w *Watch) wakeLocked(inbox string) {
 	for c := range w.waiting[inbox] {
 		select {
 		case c <- struct{}{}:
@@ -70,63 +67,60 @@ func (w *Watch) wakeLocked(inbox string) {
 	}
 }
 
-// idle reports whether nobody waits, so that there is nothing to poll for.
-func (w *Watch) idle() bool {
+// awaited returns the inboxes that somebody waits for, sorted.
+func (w *Watch) awaited() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(w.waiting) == 0
+	return slices.Sorted(maps.Keys(w.waiting))
 }
 
 // pollTime is the longest delay after which events of another process are noticed.
 const pollTime = 500 * time.Millisecond
+
+// maxSeen bounds the numbers that a [Watch] remembers: those who wait come back soon.
+const maxSeen = 10_000
 
 // Run polls for events of other processes, while there are goroutines waiting, until
 // ctx is done.
 func (w *Watch) Run(ctx context.Context) error {
 	t := time.NewTicker(pollTime)
 	defer t.Stop()
-	seen := int64(-1) // not known: the first poll wakes all once
+	seen := map[string]int64{} // numbers by inbox, at the last poll while it was awaited
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-t.C:
 		}
-		if w.idle() {
-			seen = -1
+		inboxes := w.awaited()
+		if len(inboxes) == 0 {
 			continue
 		}
-		if err := w.poll(ctx, &seen); err != nil && ctx.Err() == nil {
-			w.log.ErrorContext(ctx, "poll for new events", "err", err)
+		heads, err := w.heads(ctx, inboxes)
+		if err != nil {
+			if ctx.Err() == nil {
+				w.log.ErrorContext(ctx, "poll for new events", "err", err)
+			}
+			continue
+		}
+		if len(seen) > maxSeen {
+			clear(seen)
+		}
+		for _, inbox := range inboxes {
+			// An inbox that was never looked at may have new events: it is woken once.
+			if last, ok := seen[inbox]; !ok || heads[inbox] > last {
+				w.Wake(inbox)
+			}
+			seen[inbox] = heads[inbox]
 		}
 	}
 }
 
-// poll wakes the inboxes with events above seen, and sets seen to the newest. If
-// seen is negative it wakes all, since events may have been missed.
-func (w *Watch) poll(ctx context.Context, seen *int64) error {
-	var inboxes []string
-	var head int64
-	err := w.db.View(ctx, func(tx *store.Tx) (err error) {
-		if *seen < 0 {
-			return tx.One(ctx, `select seq from event_head where id = 1`, nil, &head)
-		}
-		inboxes, head, err = Changed(ctx, tx, *seen)
+// heads returns the numbers of the last events of inboxes.
+func (w *Watch) heads(ctx context.Context, inboxes []string) (heads map[string]int64, err error) {
+	err = w.db.View(ctx, func(tx *store.Tx) error {
+		heads, err = Heads(ctx, tx, inboxes)
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if *seen < 0 {
-		for inbox := range w.waiting {
-			w.wakeLocked(inbox)
-		}
-	}
-	for _, inbox := range inboxes {
-		w.wakeLocked(inbox)
-	}
-	*seen = head
-	return nil
+	return heads, err
 }

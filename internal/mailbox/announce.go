@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"postern/internal/audit"
 	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/oversight"
@@ -20,8 +19,8 @@ import (
 // the subject of the event first. Events hold no content and no addresses:
 // those are sealed, and events are not.
 //
-// It takes the lock of the audit chain, which all writers need. So call it late
-// in tx, beside audit.Append.
+// It locks the number of the inbox's last event. So call it late in tx, beside
+// audit.Append.
 func (m *PostOffice) announce(ctx context.Context, tx *store.Tx, b directory.Inbox, t event.Type, objects ...string) error {
 	return m.announceWith(ctx, tx, b, t, nil, objects...)
 }
@@ -41,9 +40,6 @@ func (m *PostOffice) announceWith(ctx context.Context, tx *store.Tx, b directory
 			return fmt.Errorf("announce %s: %q is not the ID of a message or an action", t, id)
 		}
 		e.Data[name] = id
-	}
-	if err := audit.Lock(ctx, tx); err != nil {
-		return err
 	}
 	if err := event.AppendMail(ctx, tx, e); err != nil {
 		return err

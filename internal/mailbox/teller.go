@@ -3,7 +3,6 @@ package mailbox
 import (
 	"context"
 
-	"postern/internal/audit"
 	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/oversight"
@@ -32,9 +31,6 @@ func (x sendExecutor) Switched(ctx context.Context, tx *store.Tx, s oversight.Sw
 	t := event.SwitchOff
 	if on {
 		t = event.SwitchOn
-	}
-	if err := audit.Lock(ctx, tx); err != nil {
-		return err
 	}
 	for project, ids := range of {
 		e := event.Event{Project: project, Type: t, Object: s.ID, Data: map[string]any{"switch": s.ID, "scope": string(s.Scope), "reason": s.Reason}}
