@@ -65,3 +65,9 @@ func (s *SandboxService) Resume(ctx context.Context, id string, timeout time.Dur
 func (s *SandboxService) Kill(ctx context.Context, id string) error {
 	return s.c.remove(ctx, "sandboxes", id)
 }
+
+// Trace returns how long the steps of the newest operation on a sandbox took. The
+// server keeps the newest 64 operations, in memory.
+func (s *SandboxService) Trace(ctx context.Context, id string) (Trace, error) {
+	return get[Trace](ctx, s.c, nil, "v1", "sandboxes", id, "trace")
+}

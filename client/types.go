@@ -104,6 +104,8 @@ type (
 	RotatedWebhook   = api.RotatedWebhook
 	SafeContent      = api.SafeContent
 	Permit           = api.Permit
+	Trace            = api.Trace
+	TraceStep        = api.TraceStep
 	Scope            = api.Scope
 	SearchResult     = api.SearchResult
 	Security         = api.Security

@@ -196,6 +196,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if d.hooks, err = webhook.New(d.log, d.db, d.gate, webhook.Config{Announce: d.post.Announce, Key: key, Private: d.conf.WebhookPrivate, Resolver: d.resolver}); err != nil {
 		return err
 	}
+	if d.traces, err = d.newTraces(ctx); err != nil {
+		return err
+	}
 	d.sampler = sandbox.NewSampler(d.fleet)
 	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{ //nolint:contextcheck // its proxy uses each request's
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
@@ -207,7 +210,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if d.notify, err = d.newNotifier(lis, client); err != nil {
 		return err
 	}
-	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Book: d.book, Notify: d.notify, Secrets: d.secrets, Permits: d.permits, Denials: d.denials, Signup: d.conf.Signup})
+	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Book: d.book, Notify: d.notify, Secrets: d.secrets, Permits: d.permits, Denials: d.denials, Traces: d.traces, Signup: d.conf.Signup})
 	public := notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys}
 	if d.issuer != nil {
 		public.Issuer = d.issuer

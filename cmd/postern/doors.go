@@ -16,6 +16,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/e2bapi"
 	"postern/internal/egress"
 	"postern/internal/mailapi"
 	"postern/internal/mcpserver"
@@ -42,7 +43,7 @@ func (d *daemon) handler() http.Handler {
 			mux.Handle(p, strictTransport(d.notify.Handler()))
 		}
 	}
-	mux.Handle("/", d.boxes(d.e2b.Handler()))
+	mux.Handle("/", d.boxes(d.traced(d.e2b.Handler())))
 	mux.Handle("GET /{$}", http.RedirectHandler("/console/", http.StatusSeeOther))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if d.e2b.IsData(r) {
@@ -167,7 +168,7 @@ func (d *daemon) localHandler(who func(*http.Request) (auth.Principal, error)) h
 		}
 		person.ServeHTTP(w, r)
 	})
-	box, boxByKey := d.boxes(d.e2b.HandlerFor(who)), d.boxes(d.e2b.Handler())
+	box, boxByKey := d.boxes(d.traced(d.e2b.HandlerFor(who))), d.boxes(d.traced(d.e2b.Handler()))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("X-Api-Key") != "" {
 			boxByKey.ServeHTTP(w, r)
@@ -183,6 +184,11 @@ func (d *daemon) localHandler(who func(*http.Request) (auth.Principal, error)) h
 		}
 		mux.ServeHTTP(w, r)
 	})
+}
+
+// traced measures the operations on sandboxes.
+func (d *daemon) traced(next http.Handler) http.Handler {
+	return d.traces.Handler(next, e2bapi.Operation)
 }
 
 // boxes returns next, or a handler that says that this server runs no sandboxes.

@@ -39,7 +39,7 @@ func commands() (all []*command) {
 			reviewCommand(), pendingCommand(), showCommand(), approveCommand(), rejectCommand(), commentCommand(), editCommand(), revisionsCommand(), cancelCommand(), resolveCommand(),
 			stopCommand(), resumeCommand(), quarantineCommand(), policyCommand(),
 		}},
-		{sandboxing, []*command{sandboxCommand(), sshCommand(), forwardCommand(), volumeCommand(), webhookCommand(), secretCommand(), networkCommand(), templateCommand()}},
+		{sandboxing, []*command{sandboxCommand(), sshCommand(), forwardCommand(), volumeCommand(), webhookCommand(), secretCommand(), networkCommand(), templateCommand(), traceCommand()}},
 		{mailing, []*command{
 			inboxCommand(), grantCommand(), accountCommand(), messageCommand(), sendCommand(), draftCommand(), mcpCommand(),
 			domainCommand(), dkimCommand(), suppressionCommand(), suspensionCommand(), verifyMessageCommand(),

@@ -28,6 +28,7 @@ import (
 	"postern/internal/signing"
 	"postern/internal/sink"
 	"postern/internal/store"
+	"postern/internal/tracing"
 )
 
 // RecordTo is when the audit's checkpoints are made, and where they are kept
@@ -40,7 +41,8 @@ type RecordTo struct {
 
 	AcceptRollback bool // the database may be an older copy of what was signed
 
-	Sinks []string // URLs of the systems to which entries are sent as well, see package sink
+	Sinks  []string // URLs of the systems to which entries are sent as well, see package sink
+	Traces string   // URL of the collector of spans, see package sink; empty means none
 }
 
 func (c *RecordTo) flags(fs *pflag.FlagSet) {
@@ -50,6 +52,7 @@ func (c *RecordTo) flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.CheckpointInterval, "checkpoint-interval", 5*time.Minute, "how long a new entry of the audit waits for a checkpoint at most")
 	fs.BoolVar(&c.AcceptRollback, "accept-rollback", false, "start although the database is older than the last signed checkpoint, or the audit was rewritten, for instance after you restored a backup; everything that waits or was approved is put before people again")
 	fs.Var(&list{values: &c.Sinks}, "audit-sink", "`URL` of a system to which entries of the audit are sent as well, such as syslog+tls://log.example:6514 or otlp+https://collector.example:4318; may be repeated. See docs/reference/audit.md")
+	fs.StringVar(&c.Traces, "traces", "", "`URL` of an OpenTelemetry collector that gets the steps of creates, resumes, pauses and forks as spans, such as otlp+http://127.0.0.1:4318; settings as for --audit-sink. postern trace shows the newest ones without it")
 }
 
 func (c *RecordTo) validate(bad func(flag, format string, args ...any)) {
@@ -61,6 +64,23 @@ func (c *RecordTo) validate(bad func(flag, format string, args ...any)) {
 			bad("audit-sink", "%v", err)
 		}
 	}
+	if c.Traces != "" {
+		if err := sink.CheckSpans(c.Traces); err != nil {
+			bad("traces", "%v", err)
+		}
+	}
+}
+
+// newTraces returns the recorder of the steps of operations on sandboxes.
+func (d *daemon) newTraces(ctx context.Context) (*tracing.Recorder, error) {
+	if d.conf.Traces == "" {
+		return tracing.New(revision(), nil), nil
+	}
+	to, err := sink.Spans(ctx, d.conf.Traces, d.resolver)
+	if err != nil {
+		return nil, err
+	}
+	return tracing.New(revision(), to), nil
 }
 
 // memory is the file in the data directory in which a server remembers which

@@ -80,7 +80,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 		d.log.InfoContext(ctx, "stopping; what is in flight is finished")
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		return errors.Join(shutdown(ctx, d.web), shutdown(ctx, d.local), d.smtp.Shutdown(ctx))
+		return errors.Join(shutdown(ctx, d.web), shutdown(ctx, d.local), d.smtp.Shutdown(ctx), d.traces.Close(ctx))
 	})
 	err := g.Wait()
 	if errors.Is(err, context.Canceled) || errors.Is(err, http.ErrServerClosed) {

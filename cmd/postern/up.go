@@ -39,6 +39,7 @@ import (
 	"postern/internal/sink"
 	"postern/internal/smtpserver"
 	"postern/internal/store"
+	"postern/internal/tracing"
 	"postern/internal/volume"
 	"postern/internal/webhook"
 	"postern/internal/zone"
@@ -147,6 +148,7 @@ type daemon struct {
 	authority   *inspect.Authority // the certificate authorities of sandboxes
 	vols        *volume.Store
 	secrets     *secret.Store
+	traces      *tracing.Recorder
 
 	runtime *gvisor.Runtime
 	hold    *store.Hold    // on the sandboxes of the database; nil without sandboxes

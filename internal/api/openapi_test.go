@@ -20,7 +20,7 @@ import (
 type wire struct{ in, out any }
 
 var operations = map[string]wire{
-	"listPermits": {nil, api.PermitList{}}, "getPermit": {nil, api.Permit{}}, "endPermit": {nil, nil}, "narrowProposal": {api.NarrowedProposal{}, api.Action{}},
+	"listPermits": {nil, api.PermitList{}}, "getPermit": {nil, api.Permit{}}, "getSandboxTrace": {nil, api.Trace{}}, "endPermit": {nil, nil}, "narrowProposal": {api.NarrowedProposal{}, api.Action{}},
 	"listSecrets": {nil, api.SecretList{}}, "createSecret": {api.NewSecret{}, api.Secret{}}, "getSecret": {nil, api.Secret{}},
 	"updateSecret": {api.SecretChange{}, api.Secret{}}, "rotateSecret": {api.SecretValue{}, api.Secret{}}, "deleteSecret": {nil, nil},
 	"listDomains": {nil, api.DomainList{}}, "addDomain": {api.NewDomain{}, api.Domain{}}, "getDomain": {nil, api.Domain{}},

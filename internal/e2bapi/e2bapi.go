@@ -19,6 +19,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -234,6 +235,23 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error), mayUse 
 		}
 		reply(w, refused.status, map[string]any{"code": refused.status, "message": msg})
 	})
+}
+
+// Operation returns the name of the operation on a sandbox that r requests and whose
+// steps are worth measuring: create, connect, resume, pause, fork or snapshots. For
+// other requests it returns "".
+func Operation(r *http.Request) string {
+	if r.Method != http.MethodPost {
+		return ""
+	}
+	path := strings.Split(strings.TrimPrefix(r.URL.Path, "/v2"), "/")
+	switch {
+	case len(path) == 2 && path[1] == "sandboxes":
+		return "create"
+	case len(path) == 4 && path[1] == "sandboxes" && slices.Contains([]string{"connect", "resume", "pause", "fork", "snapshots"}, path[3]):
+		return path[3]
+	}
+	return ""
 }
 
 // A statusOnly is a response that keeps status and header and drops the body.

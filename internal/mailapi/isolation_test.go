@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
+	"postern/internal/tracing"
 )
 
 // A principal of the isolation test: what it is, in which project, and what it
@@ -460,6 +462,7 @@ var operations = []operation{
 
 	{"GET", "/v1/permits", onlyManagers, 200, nil},
 	{"GET", "/v1/permits/{id}", ofOurManagers, 200, (*trial).permit},
+	{"GET", "/v1/sandboxes/{id}/trace", ofOurManagers, 200, (*trial).traced},
 	{"DELETE", "/v1/permits/{id}", ofOurManagers, 204, (*trial).permit},
 	{"POST", "/v1/actions/{id}/narrowing", ofOurPeople, 200, (*trial).proposal},
 	{"GET", "/v1/secrets", onlyManagers, 200, nil},
@@ -619,6 +622,15 @@ func (x *trial) permit() {
 		x.t.Fatal(err)
 	}
 	x.body = ""
+}
+
+// traced makes an operation on a sandbox of the project.
+func (x *trial) traced() {
+	x.id, x.body = fmt.Sprintf("i%d", x.n), ""
+	h := x.f.traces.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		tracing.About(r.Context(), x.f.person.Project, x.id)
+	}), func(*http.Request) string { return "create" })
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(x.t.Context(), http.MethodPost, "/", http.NoBody))
 }
 
 // proposal proposes a permit.

@@ -47,6 +47,7 @@ import (
 	"postern/internal/secret"
 	"postern/internal/semaphore"
 	"postern/internal/store"
+	"postern/internal/tracing"
 	"postern/internal/webhook"
 )
 
@@ -89,7 +90,10 @@ type Config struct {
 	// Denials returns the last refusals by the wall of a sandbox, newest first. Nil: none
 	// are known.
 	Denials func(sandbox string) []api.Denial
-	Signup  bool // anybody may make an account, in the oldest project
+	// Traces holds the newest operations on sandboxes; nil means that the server keeps
+	// none.
+	Traces *tracing.Recorder
+	Signup bool // anybody may make an account, in the oldest project
 }
 
 // New returns a server of the inboxes in post and the actions in gate.
@@ -182,6 +186,7 @@ func (s *Server) table() []route {
 		domainServer{s.domains}.routes(),
 		secretServer{s.conf.Secrets}.routes(),
 		permitServer{s.gate, s.conf.Permits}.routes(),
+		traceServer{s.conf.Traces}.routes(),
 		messageServer{a, s.post}.routes(),
 		quarantineServer{a, s.post}.routes(),
 		threadServer{a, s.post}.routes(),

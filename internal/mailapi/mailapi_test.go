@@ -34,6 +34,7 @@ import (
 	"postern/internal/secret"
 	"postern/internal/store"
 	"postern/internal/storetest"
+	"postern/internal/tracing"
 	"postern/internal/webhook"
 )
 
@@ -88,6 +89,7 @@ type fixture struct {
 	log    logged
 
 	permits *permit.Register
+	traces  *tracing.Recorder
 
 	dns     *dnstest.Server
 	domains *domain.Registry
@@ -138,7 +140,8 @@ func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 	f.gate.Handle(policy.KindChange, book)
 	f.permits = permit.New(log, db, f.gate, permit.Config{})
 	f.gate.Handle(policy.KindPermit, f.permits)
-	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets, Permits: f.permits})
+	f.traces = tracing.New("test", nil)
+	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets, Permits: f.permits, Traces: f.traces})
 	f.srv = srv
 	byKey := f.byKey
 	byWho := func(name string, who auth.Principal) {

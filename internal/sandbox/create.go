@@ -13,6 +13,7 @@ import (
 	"postern/internal/event"
 	"postern/internal/policy"
 	"postern/internal/store"
+	"postern/internal/tracing"
 )
 
 // A Request asks for a sandbox.
@@ -168,6 +169,7 @@ func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info
 			c.from = f.templates.source(r.Template, base)
 		}
 	}
+	tracing.About(ctx, c.info.Project, c.info.ID)
 	return f.create(ctx, who, c)
 }
 
@@ -204,10 +206,10 @@ type source struct {
 func (f *Fleet) create(caller context.Context, who auth.Principal, c creation) (_ Info, err error) {
 	s := c.info
 	s.Ends = s.Started.Add(f.conf.StartTimeout)
-	var ctx context.Context //nolint:contextcheck // a pooled sandbox was claimed, with a context, when it was restored
+	var ctx context.Context // of a pooled sandbox: from when it was restored
 	var l *liveSandbox
 	if c.warm != nil {
-		ctx, l = c.warm.ctx, c.warm.live
+		ctx, l = tracing.Of(c.warm.ctx, caller), c.warm.live
 	} else if ctx, l, err = f.claim(caller, s.ID); err != nil {
 		return Info{}, err
 	}
@@ -215,7 +217,10 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, c creation) (
 	// A caller that disconnects would never learn the ID, so its request is given up.
 	stop := context.AfterFunc(caller, l.cancel)
 	defer stop()
-	if err := f.rows.insert(ctx, who, s); err != nil {
+	_, end := tracing.Begin(ctx, "insert row")
+	err = f.rows.insert(ctx, who, s)
+	end(err)
+	if err != nil {
 		return Info{}, errors.Join(err, f.takeDown(context.WithoutCancel(ctx), l))
 	}
 	if f.conf.Environment != nil && c.body.EnvVars != nil {
@@ -230,9 +235,11 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, c creation) (
 	if err == nil {
 		s.Started = time.Now().UTC().Truncate(time.Microsecond)
 		s.Ends = s.Started.Add(s.Options.Timeout)
+		_, end := tracing.Begin(ctx, "record as running")
 		err = f.rows.record(ctx, who, &s, change{
 			from: []State{Creating}, to: Running, verb: audit.SandboxRunning, event: event.Created, fields: audit.Fields{"ends": s.Ends.Format(time.RFC3339)},
 		})
+		end(err)
 	}
 	if err != nil {
 		err = fmt.Errorf("start sandbox %s: %w", s.ID, err)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/tracing"
 )
 
 // GuestPort is the TCP port of the guest inside every sandbox.
@@ -43,7 +44,9 @@ type initBody struct {
 
 // initGuest tells the guest its identity as soon as it listens. Until then the
 // guest accepts the channel key of the sandbox named channel.
-func (f *Fleet) initGuest(ctx context.Context, s Info, channel string, b initBody) error {
+func (f *Fleet) initGuest(ctx context.Context, s Info, channel string, b initBody) (err error) {
+	ctx, end := tracing.Begin(ctx, "initialise guest")
+	defer func() { end(err) }()
 	b.ChannelSHA256, b.DefaultUser = f.channelHash(s.ID), "user"
 	b.SandboxID, b.TemplateID, b.Timestamp = s.ID, s.Template, time.Now().UTC()
 	if f.conf.Authority != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/tracing"
 )
 
 // A liveSandbox is the state in memory of a sandbox that runs on this machine or
@@ -91,6 +92,7 @@ func (f *Fleet) claimFor(ctx context.Context, who auth.Principal, id string) (co
 		f.release(l)
 		return nil, nil, Info{}, err
 	}
+	tracing.About(work, s.Project, s.ID)
 	return work, l, s, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"postern/internal/audit"
+	"postern/internal/tracing"
 )
 
 // firstShare divides the time of a start. If the guest has not answered after the
@@ -122,19 +123,26 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 		}
 		mounts = append(mounts, m)
 	}
+	_, end := tracing.Begin(ctx, "attach network")
 	link, err := f.network.Attach(ctx, s.Principal(), s.Egress)
+	end(err)
 	if err != nil {
 		return fmt.Errorf("attach network: %w", err)
 	}
-	if err := f.keepLink(ctx, s.ID); err != nil {
+	_, end = tracing.Begin(ctx, "keep link")
+	err = f.keepLink(ctx, s.ID)
+	end(err)
+	if err != nil {
 		link.Close()
 		return err
 	}
-	err = f.runtime.Start(ctx, Spec{
+	inner, end := tracing.Begin(ctx, "start runtime")
+	err = f.runtime.Start(inner, Spec{
 		ID: s.ID, Rootfs: base.Rootfs, Hostname: s.ID, Link: link, From: from.dir, Mounts: mounts,
 		CPUs: s.CPUs, MemoryMB: s.MemoryMB, DiskMB: s.DiskMB, Processes: f.conf.Processes,
 		Env: []string{"POSTERN_CHANNEL_SHA256=" + f.channelHash(s.ID)},
 	})
+	end(err)
 	if err != nil {
 		return fmt.Errorf("start runtime: %w", err)
 	}

@@ -20,6 +20,8 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlplog/otlploghttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	otellog "go.opentelemetry.io/otel/log"
 	sdklog "go.opentelemetry.io/otel/sdk/log"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -40,40 +42,86 @@ var _ target = (*otlp)(nil)
 const sendTimeout = 15 * time.Second
 
 func newOTLP(network string, u *url.URL, conf Config) (*otlp, error) {
-	if network != "http" && network != "https" || u.Host == "" {
-		return nil, errors.New("sink otlp: want otlp+http://host:4318 or otlp+https://host:4318")
-	}
-	path := u.Path
-	if path == "" || path == "/" {
-		path = "/v1/logs"
-	}
-	headers, err := readHeaders(u.Query().Get("headers"))
+	to, headers, client, err := collectorAt(network, u, "/v1/logs", conf.Resolver)
 	if err != nil {
 		return nil, err
 	}
-	to := url.URL{Scheme: network, Host: u.Host, Path: path}
-	o := &otlp{
+	return &otlp{
 		options: []otlploghttp.Option{
-			otlploghttp.WithEndpointURL(to.String()), otlploghttp.WithHeaders(headers), otlploghttp.WithCompression(otlploghttp.GzipCompression),
-			otlploghttp.WithTimeout(sendTimeout),
+			otlploghttp.WithEndpointURL(to), otlploghttp.WithHeaders(headers), otlploghttp.WithCompression(otlploghttp.GzipCompression),
+			otlploghttp.WithTimeout(sendTimeout), otlploghttp.WithHTTPClient(client),
 			// The forwarder retries, since it has the cursor.
 			otlploghttp.WithRetry(otlploghttp.RetryConfig{Enabled: false}),
 		},
 		resource: resource.NewSchemaless(attribute.String("service.name", "postern"), attribute.String("service.version", conf.Version), attribute.String("host.name", conf.Host)),
+	}, nil
+}
+
+// Spans returns an exporter of spans to the collector at raw:
+//
+//	otlp+http://host:4318       otlp+https://host:4318/v1/traces?ca=FILE&headers=FILE
+//
+// A nil resolver means the system's. Nothing is sent before the first span.
+func Spans(ctx context.Context, raw string, resolver *net.Resolver) (*otlptrace.Exporter, error) {
+	to, headers, client, err := spanCollector(raw, resolver)
+	if err != nil {
+		return nil, err
+	}
+	return otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(to), otlptracehttp.WithHeaders(headers),
+		otlptracehttp.WithCompression(otlptracehttp.GzipCompression), otlptracehttp.WithTimeout(sendTimeout), otlptracehttp.WithHTTPClient(client))
+}
+
+// CheckSpans returns an error unless raw is a URL for [Spans].
+func CheckSpans(raw string) error {
+	_, _, _, err := spanCollector(raw, nil)
+	return err
+}
+
+func spanCollector(raw string, resolver *net.Resolver) (to string, headers map[string]string, client *http.Client, err error) {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return "", nil, nil, errors.New("the URL cannot be read") // url.Error would quote it
+	}
+	network, ok := strings.CutPrefix(u.Scheme, "otlp+")
+	if !ok {
+		return "", nil, nil, fmt.Errorf("scheme %q: want otlp+http://host:4318 or otlp+https://host:4318", u.Scheme)
+	}
+	if u.User != nil || u.Fragment != "" {
+		return "", nil, nil, errors.New("no name, password or fragment belongs into the URL; headers=FILE holds what is secret")
+	}
+	for k := range u.Query() {
+		if k != "headers" && (k != "ca" || network != "https") {
+			return "", nil, nil, fmt.Errorf("%s is no setting of %s", k, u.Scheme)
+		}
+	}
+	return collectorAt(network, u, "/v1/traces", resolver)
+}
+
+// collectorAt returns how to reach an OpenTelemetry collector. A URL without a path
+// means the path usual.
+func collectorAt(network string, u *url.URL, usual string, resolver *net.Resolver) (to string, headers map[string]string, client *http.Client, err error) {
+	if network != "http" && network != "https" || u.Host == "" {
+		return "", nil, nil, errors.New("sink otlp: want otlp+http://host:4318 or otlp+https://host:4318")
+	}
+	at := url.URL{Scheme: network, Host: u.Host, Path: u.Path}
+	if at.Path == "" || at.Path == "/" {
+		at.Path = usual
+	}
+	if headers, err = readHeaders(u.Query().Get("headers")); err != nil {
+		return "", nil, nil, err
 	}
 	transport := &http.Transport{
 		Proxy:       http.ProxyFromEnvironment,
-		DialContext: (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second, Resolver: conf.Resolver}).DialContext,
-		// One connection: entries go one after another.
+		DialContext: (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second, Resolver: resolver}).DialContext,
+		// One connection: requests go one after another.
 		MaxIdleConns: 1, IdleConnTimeout: 90 * time.Second, TLSHandshakeTimeout: 10 * time.Second, ForceAttemptHTTP2: true,
 	}
 	if network == "https" {
 		if transport.TLSClientConfig, err = tlsConfig(u.Query()); err != nil {
-			return nil, err
+			return "", nil, nil, err
 		}
 	}
-	o.options = append(o.options, otlploghttp.WithHTTPClient(&http.Client{Transport: transport, Timeout: sendTimeout}))
-	return o, nil
+	return at.String(), headers, &http.Client{Transport: transport, Timeout: sendTimeout}, nil
 }
 
 // readHeaders reads a file of "Name: value" lines. Secrets are read from a file, since

@@ -37,6 +37,7 @@ import (
 	"postern/internal/sink"
 	"postern/internal/store"
 	"postern/internal/storetest"
+	"postern/internal/tracing"
 )
 
 // nasty is what a sandbox would like to write into somebody's log.
@@ -561,5 +562,38 @@ func TestCheck(t *testing.T) {
 	}
 	if _, err := sink.New(slog.New(slog.DiscardHandler), nil, sink.Config{URLs: []string{"syslog+udp://a:1", "syslog+udp://a:1?from=now"}}); err == nil {
 		t.Error("a sink that is named twice was taken")
+	}
+}
+
+func TestSpansReachACollector(t *testing.T) {
+	got := make(chan string, 1)
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+		select {
+		case got <- req.URL.Path + " " + req.Header.Get("Authorization"):
+		default:
+		}
+	}))
+	defer srv.Close()
+	headers := filepath.Join(t.TempDir(), "headers")
+	if err := os.WriteFile(headers, []byte("Authorization: Bearer 123\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	to, err := sink.Spans(t.Context(), "otlp+"+srv.URL+"?headers="+headers, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := tracing.New("test", to)
+	r.Handler(http.NotFoundHandler(), func(*http.Request) string { return "create" }).
+		ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", http.NoBody))
+	if err := r.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if g := <-got; g != "/v1/traces Bearer 123" {
+		t.Errorf("the collector got %q", g)
+	}
+	for _, bad := range []string{"http://a:4318", "otlp+http://", "otlp+http://a?ca=/x", "otlp+https://a?from=now", "otlp+http://u:p@a", "syslog+udp://a", "%"} {
+		if err := sink.CheckSpans(bad); err == nil {
+			t.Errorf("CheckSpans(%q) accepts it", bad)
+		}
 	}
 }
