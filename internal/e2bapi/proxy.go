@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -240,7 +239,7 @@ var secrets = []string{"X-Access-Token", "X-Api-Key", "E2b-Traffic-Access-Token"
 // newProxy returns the reverse proxy of the data plane.
 func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
-		Transport:     newTransports(inside),
+		Transport:     newTransports(inside, maxPumps),
 		FlushInterval: -1, // event streams must not wait in a buffer
 		BufferPool:    &buffers,
 		Rewrite: func(p *httputil.ProxyRequest) {
@@ -322,7 +321,7 @@ type transports struct {
 
 // newTransports adds limits to the fleet's transport, since responses come from a
 // sandbox.
-func newTransports(inside http.RoundTripper) http.RoundTripper {
+func newTransports(inside http.RoundTripper, maxPumps int) http.RoundTripper {
 	base, ok := inside.(*http.Transport)
 	if !ok {
 		return inside
@@ -330,12 +329,13 @@ func newTransports(inside http.RoundTripper) http.RoundTripper {
 	t := base.Clone()
 	// Bodies are copied through the larger copyBuffers instead.
 	t.ReadBufferSize, t.WriteBufferSize = 16<<10, 16<<10
+	pumps := make(chan struct{}, maxPumps)
 	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := base.DialContext(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
-		return &wideConn{c}, nil
+		return &wideConn{c, pumps}, nil
 	}
 	t.MaxResponseHeaderBytes = maxHeader
 	// A client that waits for "100 Continue" waits for the service's.
@@ -367,7 +367,7 @@ func (r *transports) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.ProtoMajor == 2 && strings.HasPrefix(req.Header.Get("Content-Type"), "application/grpc") {
 		return r.grpc.RoundTrip(req)
 	}
-	return r.plain.RoundTrip(req)
+	return r.plain.RoundTrip(stream(req))
 }
 
 // copySize is the size of the copy buffers for bodies, in bytes: two packets of a
@@ -376,25 +376,6 @@ func (r *transports) RoundTrip(req *http.Request) (*http.Response, error) {
 const copySize = 128 << 10
 
 var buffers copyBuffers
-
-// A wideConn is a connection into a sandbox that copies request bodies in large
-// pieces. The transport itself uses 32 KiB.
-type wideConn struct{ net.Conn }
-
-// ReadFrom implements [io.ReaderFrom].
-func (c *wideConn) ReadFrom(r io.Reader) (int64, error) {
-	b := buffers.Get()
-	defer buffers.Put(b)
-	return io.CopyBuffer(struct{ io.Writer }{c.Conn}, r, b)
-}
-
-// CloseWrite ends the stream to the service and leaves the other open.
-func (c *wideConn) CloseWrite() error {
-	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return w.CloseWrite()
-	}
-	return errors.ErrUnsupported
-}
 
 // copyBuffers is a pool of copy buffers, one per body in progress.
 type copyBuffers struct{ pool sync.Pool }
