@@ -320,14 +320,14 @@ type transports struct {
 }
 
 // newTransports adds limits to the fleet's transport, since responses come from a
-// sandbox.
+// sandbox. At most maxPumps large request bodies are sent by a pump at a time.
 func newTransports(inside http.RoundTripper, maxPumps int) http.RoundTripper {
 	base, ok := inside.(*http.Transport)
 	if !ok {
 		return inside
 	}
 	t := base.Clone()
-	// Bodies are copied through the larger copyBuffers instead.
+	// Bodies are copied through copyBuffers and pumps instead, which are larger.
 	t.ReadBufferSize, t.WriteBufferSize = 16<<10, 16<<10
 	pumps := make(chan struct{}, maxPumps)
 	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {

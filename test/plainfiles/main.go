@@ -6,6 +6,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -18,12 +19,12 @@ import (
 const size = 64 << 20 // bytes
 
 func main() {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	fmt.Println(l.Addr())
+	fmt.Fprintln(os.Stdout, l.Addr())
 	content := bytes.Repeat([]byte("x"), size)
 	buf := make([]byte, 256<<10)
 	mux := http.NewServeMux()
