@@ -20,7 +20,7 @@ import (
 // sideways or back up. To add a package, find its layer here first.
 var layers = [][]string{
 	{"extract"}, // text out of any bytes
-	{"policy", "mail", "mailquery", "scan", "leak", "statement", "guest", "sandbox/launch", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing", "tracing"}, // pure rules, formats, and the database
+	{"policy", "erofs", "mail", "mailquery", "scan", "leak", "statement", "guest", "sandbox/launch", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing", "tracing"}, // pure rules, formats, and the database
 	{"inject", "mailservice"}, // what is done to outgoing requests; pure
 	{"auth", "message", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},

@@ -1,0 +1,425 @@
+// Package erofs writes EROFS images: read-only file systems in one file, which
+// gVisor's kernel reads itself by mapping the file. It writes the small part of the
+// format that gVisor reads (its package pkg/erofs): blocks of 4096 bytes, no
+// compression, no extended attributes, and the content of regular files in whole
+// blocks, since programs map them.
+//
+// An image has this layout:
+//
+//	0       1024 unused bytes, then the superblock
+//	1152    inodes; symbolic links and the last parts of directories follow their inode
+//	blocks  the other content of directories, then that of files
+//
+// The format is described in the Linux kernel, Documentation/filesystems/erofs.rst
+// and fs/erofs/erofs_fs.h.
+//
+// The package must not follow symbolic links of the source, and must not write to
+// it. The source must not change meanwhile. It is trusted: it is the root file system
+// of a template, before any code of a user has run.
+package erofs
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	blockBits  = 12
+	blockSize  = 1 << blockBits
+	superAt    = 1024 // offset of the superblock
+	superSize  = 128
+	inodeSize  = 64 // of the extended form
+	slotBits   = 5  // the number of an inode is its offset in units of 32 bytes
+	direntSize = 12
+
+	magic          = 0xe0f5e1e2
+	compatChecksum = 1
+	layoutExtended = 1      // bit 0 of an inode's format
+	dataPlain      = 0 << 1 // content in whole blocks
+	dataInline     = 2 << 1 // the last part of the content follows the inode
+	maxNameLen     = 255
+	maxSymlink     = blockSize - inodeSize // bytes, so that it fits behind its inode
+	maxBlocks      = 1<<32 - 1             // block numbers have 32 bits: 16 TiB
+	maxInodeBytes  = 1 << 28               // for all inodes; far more than any template has
+)
+
+// A Digest identifies an image: the first half of the SHA-256 of everything in it
+// except for the superblock. It is also the UUID in the superblock.
+type Digest [16]byte
+
+// String returns d in hex.
+func (d Digest) String() string { return fmt.Sprintf("%x", d[:]) }
+
+// An inode is a file of the source.
+type inode struct {
+	path    string // of the source, for reading its content
+	st      unix.Stat_t
+	nlink   uint32
+	target  string   // of a symbolic link
+	entries []dirent // of a directory, sorted
+	offset  int64    // of the inode in the image
+	inline  []byte   // content that follows the inode
+	blocks  []byte   // whole blocks of a directory
+	block   uint32   // number of the first block of the content
+	size    uint64   // bytes of content
+	parent  *inode
+}
+
+type dirent struct {
+	name string
+	kind uint8
+	to   *inode
+}
+
+// number returns the number of the inode in the image.
+func (n *inode) number() uint64 { return uint64(n.offset) >> slotBits }
+
+// Write writes the image of the directory source to w, from its current end, which
+// must be 0. The name of each file is passed to keep, relative to source; files for
+// which it returns false are left out, with everything in them. Nil keeps all. Owners,
+// permissions, times and hard links are kept. Extended attributes are not.
+//
+// Write does not sync w. If it returns an error, w holds no image.
+func Write(ctx context.Context, w *os.File, source string, keep func(name string) bool) (Digest, error) {
+	b := builder{keep: keep, source: source, linked: map[[2]uint64]*inode{}}
+	root, err := b.read(source, nil)
+	if err != nil {
+		return Digest{}, fmt.Errorf("make image of %s: %w", source, err)
+	}
+	d, err := b.write(ctx, w, root)
+	if err != nil {
+		return Digest{}, fmt.Errorf("make image of %s: %w", source, err)
+	}
+	return d, nil
+}
+
+// WriteFile writes to w an image that is a single regular file: its root is the file.
+// Only gVisor can mount it, over another file. Mode holds the permissions; the owner
+// is root and the time is the epoch.
+func WriteFile(w *os.File, content []byte, mode fs.FileMode) (Digest, error) {
+	root := &inode{nlink: 1, size: uint64(len(content))}
+	root.st.Mode = unix.S_IFREG | uint32(mode.Perm())
+	b := builder{all: []*inode{root}}
+	d, err := b.writeContent(w, root, func(out io.Writer) error {
+		return writePadded(out, bytes.NewReader(content), root)
+	})
+	if err != nil {
+		return Digest{}, fmt.Errorf("make image of a file: %w", err)
+	}
+	return d, nil
+}
+
+// A builder makes one image.
+type builder struct {
+	keep   func(string) bool
+	source string
+	linked map[[2]uint64]*inode // files with several names, by device and inode number
+	all    []*inode             // in the order of their inodes
+}
+
+// read reads the file at path and everything below it.
+func (b *builder) read(path string, parent *inode) (*inode, error) {
+	n := &inode{path: path, nlink: 1, parent: parent}
+	if err := unix.Lstat(path, &n.st); err != nil {
+		return nil, &os.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	key := [2]uint64{n.st.Dev, n.st.Ino}
+	kind := n.st.Mode & unix.S_IFMT
+	if kind != unix.S_IFDIR && n.st.Nlink > 1 {
+		if first := b.linked[key]; first != nil {
+			first.nlink++
+			return first, nil
+		}
+		b.linked[key] = n
+	}
+	b.all = append(b.all, n)
+	switch kind {
+	case unix.S_IFREG:
+		n.size = uint64(n.st.Size)
+	case unix.S_IFLNK:
+		target, err := os.Readlink(path)
+		if err != nil {
+			return nil, err
+		}
+		if len(target) > maxSymlink {
+			return nil, fmt.Errorf("%s: the target of a symbolic link has over %d bytes", path, maxSymlink)
+		}
+		n.target, n.size = target, uint64(len(target))
+	case unix.S_IFDIR:
+		if err := b.readDir(n); err != nil {
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+// readDir reads the entries of a directory.
+func (b *builder) readDir(n *inode) error {
+	es, err := os.ReadDir(n.path)
+	if err != nil {
+		return err
+	}
+	n.nlink = 2
+	up := n.parent
+	if up == nil {
+		up = n
+	}
+	n.entries = []dirent{{".", kindOf(unix.S_IFDIR), n}, {"..", kindOf(unix.S_IFDIR), up}}
+	for _, e := range es {
+		path := filepath.Join(n.path, e.Name())
+		if b.keep != nil {
+			rel, err := filepath.Rel(b.source, path)
+			if err != nil {
+				return err
+			}
+			if !b.keep(rel) {
+				continue
+			}
+		}
+		if len(e.Name()) > maxNameLen {
+			return fmt.Errorf("%s: the name has over %d bytes", path, maxNameLen)
+		}
+		c, err := b.read(path, n)
+		if err != nil {
+			return err
+		}
+		if c.st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			n.nlink++
+		}
+		n.entries = append(n.entries, dirent{e.Name(), kindOf(c.st.Mode), c})
+	}
+	slices.SortFunc(n.entries, func(a, b dirent) int { return strings.Compare(a.name, b.name) })
+	return nil
+}
+
+// kindOf returns the type of a file as directory entries hold it.
+func kindOf(mode uint32) uint8 {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return 1
+	case unix.S_IFDIR:
+		return 2
+	case unix.S_IFCHR:
+		return 3
+	case unix.S_IFBLK:
+		return 4
+	case unix.S_IFIFO:
+		return 5
+	case unix.S_IFSOCK:
+		return 6
+	case unix.S_IFLNK:
+		return 7
+	}
+	return 0
+}
+
+// write writes the image of root.
+func (b *builder) write(ctx context.Context, w *os.File, root *inode) (Digest, error) {
+	// Only sizes are needed for the layout; numbers of inodes follow from it.
+	for _, n := range b.all {
+		switch n.st.Mode & unix.S_IFMT {
+		case unix.S_IFDIR:
+			dir := n.encode()
+			n.size = uint64(len(dir))
+			whole := len(dir) &^ (blockSize - 1)
+			if len(dir)-whole > blockSize-inodeSize { // does not fit behind the inode
+				whole = len(dir)
+			}
+			n.blocks, n.inline = dir[:whole], dir[whole:]
+		case unix.S_IFLNK:
+			n.inline = []byte(n.target)
+		}
+	}
+	return b.writeContent(w, root, func(out io.Writer) error {
+		for _, n := range b.all {
+			if len(n.blocks) == 0 {
+				continue
+			}
+			if err := writePadded(out, bytes.NewReader(n.blocks), &inode{size: uint64(len(n.blocks))}); err != nil {
+				return err
+			}
+		}
+		for _, n := range b.all {
+			if n.st.Mode&unix.S_IFMT != unix.S_IFREG || n.size == 0 {
+				continue
+			}
+			if err := ctx.Err(); err != nil {
+				return context.Cause(ctx)
+			}
+			if err := writeFrom(out, n); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// writeContent lays out the image, writes the inodes, and then what content writes:
+// the whole blocks of directories and of files, in the order of b.all.
+func (b *builder) writeContent(w *os.File, root *inode, content func(io.Writer) error) (Digest, error) {
+	at := int64(superAt + superSize)
+	for _, n := range b.all {
+		// The last part of the content must be in the block of its inode.
+		need := int64(inodeSize + len(n.inline))
+		if at%blockSize+need > blockSize {
+			at = (at + blockSize - 1) &^ (blockSize - 1)
+		}
+		n.offset = at
+		at = (at + need + inodeSize - 1) &^ (inodeSize - 1)
+	}
+	if at > maxInodeBytes {
+		return Digest{}, fmt.Errorf("the inodes need %d bytes, over %d", at, maxInodeBytes)
+	}
+	next := uint64(at+blockSize-1) >> blockBits
+	meta := make([]byte, next<<blockBits)
+	place := func(n *inode, bytes uint64) {
+		n.block = uint32(next)
+		next += (bytes + blockSize - 1) >> blockBits
+	}
+	for _, n := range b.all {
+		if len(n.blocks) > 0 {
+			place(n, uint64(len(n.blocks)))
+		}
+	}
+	for _, n := range b.all {
+		if n.st.Mode&unix.S_IFMT == unix.S_IFREG && n.size > 0 {
+			place(n, n.size)
+		}
+	}
+	if next > maxBlocks {
+		return Digest{}, fmt.Errorf("it has %d blocks, over %d", next, uint64(maxBlocks))
+	}
+	for i, n := range b.all {
+		if len(n.entries) > 0 { // again, now that the numbers are known
+			dir := n.encode()
+			n.blocks, n.inline = dir[:len(n.blocks)], dir[len(n.blocks):]
+		}
+		n.put(meta, uint32(i+1))
+	}
+	sum := sha256.New()
+	sum.Write(meta[superAt+superSize:])
+	out := bufio.NewWriterSize(io.MultiWriter(w, sum), 1<<20)
+	if _, err := w.Write(meta); err != nil {
+		return Digest{}, err
+	}
+	if err := errors.Join(content(out), out.Flush()); err != nil {
+		return Digest{}, err
+	}
+	var d Digest
+	copy(d[:], sum.Sum(nil))
+	// The superblock comes last: without it there is no image.
+	_, err := w.WriteAt(superblock(meta, root, d, uint64(len(b.all)), uint32(next)), superAt)
+	return d, err
+}
+
+// put writes the inode and what follows it into meta.
+func (n *inode) put(meta []byte, ino uint32) {
+	format := uint16(layoutExtended | dataPlain)
+	if len(n.inline) > 0 {
+		format = layoutExtended | dataInline
+	}
+	u := n.block
+	switch n.st.Mode & unix.S_IFMT {
+	case unix.S_IFCHR, unix.S_IFBLK: // as the kernel's new_encode_dev
+		major, minor := unix.Major(n.st.Rdev), unix.Minor(n.st.Rdev)
+		u = minor&0xff | major<<8 | minor&^0xff<<12
+	}
+	le := binary.LittleEndian
+	b := meta[n.offset:]
+	le.PutUint16(b[0:], format)
+	le.PutUint16(b[4:], uint16(n.st.Mode))
+	le.PutUint64(b[8:], n.size)
+	le.PutUint32(b[16:], u)
+	le.PutUint32(b[20:], ino)
+	le.PutUint32(b[24:], n.st.Uid)
+	le.PutUint32(b[28:], n.st.Gid)
+	le.PutUint64(b[32:], uint64(n.st.Mtim.Sec))
+	le.PutUint32(b[40:], uint32(n.st.Mtim.Nsec))
+	le.PutUint32(b[44:], n.nlink)
+	copy(b[inodeSize:], n.inline)
+}
+
+// encode returns the content of a directory: blocks that begin with entries and
+// continue with their names. The last block is not padded.
+func (n *inode) encode() []byte {
+	var out []byte
+	for left := n.entries; len(left) > 0; {
+		count, size := 0, 0
+		for _, e := range left {
+			if size+direntSize+len(e.name) > blockSize {
+				break
+			}
+			size += direntSize + len(e.name)
+			count++
+		}
+		out = append(out, make([]byte, -len(out)&(blockSize-1))...)
+		block, names := make([]byte, count*direntSize, size), 0
+		for i, e := range left[:count] {
+			d := block[i*direntSize:]
+			binary.LittleEndian.PutUint64(d, e.to.number())
+			binary.LittleEndian.PutUint16(d[8:], uint16(count*direntSize+names))
+			d[10] = e.kind
+			names += len(e.name)
+		}
+		for _, e := range left[:count] {
+			block = append(block, e.name...)
+		}
+		out, left = append(out, block...), left[count:]
+	}
+	return out
+}
+
+// writeFrom writes the content of a regular file.
+func writeFrom(w io.Writer, n *inode) error {
+	fd, err := unix.Open(n.path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: n.path, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), n.path)
+	defer f.Close()
+	return writePadded(w, f, n)
+}
+
+// writePadded writes n.size bytes of r and zeros up to the end of the block.
+func writePadded(w io.Writer, r io.Reader, n *inode) error {
+	got, err := io.Copy(w, io.LimitReader(r, int64(n.size)))
+	if err == nil && uint64(got) != n.size {
+		err = fmt.Errorf("%s has become shorter meanwhile: %d bytes, not %d", n.path, got, n.size)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(make([]byte, -n.size&(blockSize-1)))
+	return err
+}
+
+// superblock returns the superblock.
+func superblock(meta []byte, root *inode, d Digest, inodes uint64, blocks uint32) []byte {
+	le := binary.LittleEndian
+	b := meta[superAt : superAt+superSize]
+	le.PutUint32(b[0:], magic)
+	le.PutUint32(b[8:], compatChecksum)
+	b[12] = blockBits
+	le.PutUint16(b[14:], uint16(root.number()))
+	le.PutUint64(b[16:], inodes)
+	le.PutUint32(b[36:], blocks)
+	copy(b[48:], d[:])
+	// The checksum includes the rest of the first block. As it stands in the format,
+	// it is not inverted at the end.
+	le.PutUint32(b[4:], ^crc32.Checksum(meta[superAt:blockSize], crc32.MakeTable(crc32.Castagnoli)))
+	return b
+}
