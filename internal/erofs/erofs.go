@@ -88,14 +88,22 @@ type dirent struct {
 // number returns the number of the inode in the image.
 func (n *inode) number() uint64 { return uint64(n.offset) >> slotBits }
 
-// Write writes the image of the directory source to w, from its current end, which
-// must be 0. The name of each file is passed to keep, relative to source; files for
-// which it returns false are left out, with everything in them. Nil keeps all. Owners,
-// permissions, times and hard links are kept. Extended attributes are not.
+// A Pick says what becomes of a file of the source.
+type Pick int
+
+const (
+	Keep  Pick = iota // it is in the image
+	Omit              // it is not, nor what is below it
+	Blank             // an empty regular file of root is in its place, to mount something over
+)
+
+// Write writes the image of the directory source to the empty file w. It calls pick
+// with the path of each file relative to source; nil keeps all. Owners, permissions,
+// times and hard links are kept. Extended attributes are not.
 //
 // Write does not sync w. If it returns an error, w holds no image.
-func Write(ctx context.Context, w *os.File, source string, keep func(name string) bool) (Digest, error) {
-	b := builder{keep: keep, source: source, linked: map[[2]uint64]*inode{}}
+func Write(ctx context.Context, w *os.File, source string, pick func(name string) Pick) (Digest, error) {
+	b := builder{pick: pick, source: source, linked: map[[2]uint64]*inode{}}
 	root, err := b.read(source, nil)
 	if err != nil {
 		return Digest{}, fmt.Errorf("make image of %s: %w", source, err)
@@ -125,7 +133,7 @@ func WriteFile(w *os.File, content []byte, mode fs.FileMode) (Digest, error) {
 
 // A builder makes one image.
 type builder struct {
-	keep   func(string) bool
+	pick   func(string) Pick
 	source string
 	linked map[[2]uint64]*inode // files with several names, by device and inode number
 	all    []*inode             // in the order of their inodes
@@ -181,21 +189,29 @@ func (b *builder) readDir(n *inode) error {
 	n.entries = []dirent{{".", kindOf(unix.S_IFDIR), n}, {"..", kindOf(unix.S_IFDIR), up}}
 	for _, e := range es {
 		path := filepath.Join(n.path, e.Name())
-		if b.keep != nil {
+		picked := Keep
+		if b.pick != nil {
 			rel, err := filepath.Rel(b.source, path)
 			if err != nil {
 				return err
 			}
-			if !b.keep(rel) {
-				continue
-			}
+			picked = b.pick(rel)
 		}
 		if len(e.Name()) > maxNameLen {
 			return fmt.Errorf("%s: the name has over %d bytes", path, maxNameLen)
 		}
-		c, err := b.read(path, n)
-		if err != nil {
-			return err
+		var c *inode
+		switch picked {
+		case Omit:
+			continue
+		case Blank:
+			c = &inode{path: path, nlink: 1, parent: n}
+			c.st.Mode = unix.S_IFREG | 0o644
+			b.all = append(b.all, c)
+		case Keep:
+			if c, err = b.read(path, n); err != nil {
+				return err
+			}
 		}
 		if c.st.Mode&unix.S_IFMT == unix.S_IFDIR {
 			n.nlink++

@@ -19,13 +19,13 @@ import (
 )
 
 // image writes an image of source and opens it as gVisor's kernel does.
-func image(t *testing.T, source string, keep func(string) bool) (*reader.Image, erofs.Digest) {
+func image(t *testing.T, source string, pick func(string) erofs.Pick) (*reader.Image, erofs.Digest) {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := erofs.Write(t.Context(), f, source, keep)
+	d, err := erofs.Write(t.Context(), f, source, pick)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,10 +199,19 @@ func TestImageHoldsWhatTheDirectoryHolds(t *testing.T) {
 
 func TestImageLeavesOutWhatIsNotKept(t *testing.T) {
 	dir := t.TempDir()
-	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "secret/below"), 0o755), os.WriteFile(filepath.Join(dir, "kept"), nil, 0o644)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "secret/below"), 0o755), os.WriteFile(filepath.Join(dir, "kept"), nil, 0o644),
+		os.Symlink("/etc/shadow", filepath.Join(dir, "blank"))); err != nil {
 		t.Fatal(err)
 	}
-	i, _ := image(t, dir, func(name string) bool { return name != "secret" })
+	i, _ := image(t, dir, func(name string) erofs.Pick {
+		switch name {
+		case "secret":
+			return erofs.Omit
+		case "blank":
+			return erofs.Blank
+		}
+		return erofs.Keep
+	})
 	root, err := i.Inode(i.RootNid())
 	if err != nil {
 		t.Fatal(err)
@@ -211,7 +220,14 @@ func TestImageLeavesOutWhatIsNotKept(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := root.Lookup("secret"); err == nil {
-		t.Error("it is there")
+		t.Error("what is omitted is there")
+	}
+	nid, err := root.Lookup("blank")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := i.Inode(nid); err != nil || !n.IsRegular() || n.Size() != 0 {
+		t.Errorf("blank: got mode %o, size %d, %v", n.Mode(), n.Size(), err)
 	}
 }
 
@@ -236,7 +252,7 @@ func TestImageOfAFile(t *testing.T) {
 	}
 }
 
-// TestImageOfAnotherDirectoryThroughALink: a package could hold a link to a
+// TestImageDoesNotFollowLinks: a package could hold a link to a
 // directory of the host.
 func TestImageDoesNotFollowLinks(t *testing.T) {
 	secret := t.TempDir()
