@@ -97,6 +97,7 @@ type Inboxes interface {
 // A Base is what a template gives to the sandboxes that start from it.
 type Base struct {
 	Rootfs string // directory that is the read-only lower layer of the root file system
+	Image  Image  // the same in files, which starts faster; may be zero
 	// Key changes whenever the files of the template or the guest change.
 	Key string
 	// Probes must succeed before a snapshot of a booted sandbox is worth taking.

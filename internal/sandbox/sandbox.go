@@ -61,6 +61,7 @@ var (
 type Spec struct {
 	ID       string // "i" and 20 lower-case letters and digits
 	Rootfs   string // directory that is the read-only lower layer of the root file system
+	Image    Image  // the same as Rootfs in files that the sandbox's kernel reads itself
 	Hostname string
 
 	CPUs      float64 // cores
@@ -71,7 +72,9 @@ type Spec struct {
 	// From is a directory that [Runtime.Save] wrote, possibly from a sandbox with
 	// another ID. If it holds memory, the sandbox continues where the saved one
 	// was. If it holds files only, the sandbox boots with them. The content of
-	// Rootfs must be what it was at the time.
+	// Rootfs must be what it was at the time. A sandbox restored from memory uses
+	// images if the saved one did: those of the same names, in the directory of
+	// Image.
 	//
 	// A sandbox restored from memory takes Hostname, Link, MemoryMB, CPUs and Processes
 	// from this Spec. Two things stay as in the saved one: the number of processors
@@ -93,6 +96,15 @@ type Spec struct {
 	// Link is the sandbox's end of its only network link, from [Network.Attach].
 	// Start takes ownership and closes it, also if it fails.
 	Link *os.File
+}
+
+// An Image is a root file system in EROFS images: files of the host that no sandbox can
+// write, which the kernel of a sandbox maps and reads without another process. The
+// name of an image must change with its content. A runtime may ignore it and use the
+// directory of the same content. The zero value means that there is only the directory.
+type Image struct {
+	Root  string // absolute path of the image
+	Guest string // absolute path of an image of a single file, the guest; empty if Root includes it
 }
 
 // A Mount is a directory of the host inside a sandbox. Set-user-ID bits in it have

@@ -138,7 +138,7 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 	}
 	inner, end := tracing.Begin(ctx, "start runtime")
 	err = f.runtime.Start(inner, Spec{
-		ID: s.ID, Rootfs: base.Rootfs, Hostname: s.ID, Link: link, From: from.dir, Mounts: mounts,
+		ID: s.ID, Rootfs: base.Rootfs, Image: base.Image, Hostname: s.ID, Link: link, From: from.dir, Mounts: mounts,
 		CPUs: s.CPUs, MemoryMB: s.MemoryMB, DiskMB: s.DiskMB, Processes: f.conf.Processes,
 		Env: []string{"POSTERN_CHANNEL_SHA256=" + f.channelHash(s.ID)},
 	})

@@ -7,11 +7,12 @@
 //
 // On this machine a sandbox is:
 //
-//   - three or more processes in a cgroup of their own: the sentry; the gofer, which
-//     serves the read-only root file system to it; and the sentry's stubs, in which
-//     the code of the sandbox runs. They have their own namespaces, except for the
-//     gofer's user namespace. All run as one user of the host that nothing else
-//     uses, and none as root (see ids);
+//   - two or more processes in a cgroup of their own: the sentry, and its stubs, in
+//     which the code of the sandbox runs. If the root file system is a directory, or
+//     directories are mounted, there is also the gofer, which serves them to the
+//     sentry. They have their own namespaces, except for the gofer's user namespace.
+//     All run as one user of the host that nothing else uses, and none as root (see
+//     ids);
 //   - a directory below the state directory, with specification, control socket and
 //     log;
 //   - an unnamed file for what the sandbox writes.
@@ -273,7 +274,7 @@ func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs
 		return err
 	}
 	order := launch.Order{
-		User: user, ID: s.ID, Dir: dir, Cgroups: r.cgroups.procsFiles(s.ID), Flags: flags(s, dir), Cover: len(s.Mounts) > 0,
+		User: user, ID: s.ID, Dir: dir, Cgroups: r.cgroups.procsFiles(s.ID), Flags: flags(s, dir),
 		Link: launch.Link{Address: sandbox.LinkAddress, Gateway: sandbox.LinkGateway, Network: sandbox.LinkNetwork, MTU: sandbox.LinkMTU},
 	}
 	var from *os.File
@@ -284,8 +285,12 @@ func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs
 		}
 		defer f.Close()
 		from, order.From, order.Direct = f, snap.Kind, r.readsDirect(f)
+		if s.Image, err = snap.image(s.Image); err != nil {
+			return err
+		}
 	}
-	if err := writeSpec(dir, ociSpec(s, rootfs)); err != nil {
+	order.Image, order.Cover = s.Image.Root != "", s.Image.Root == "" && len(s.Mounts) > 0
+	if err := writeSpec(dir, ociSpec(s, rootfs, dir)); err != nil {
 		return err
 	}
 	if err := r.cgroups.create(s.ID, hostLimits(s)); err != nil {

@@ -25,6 +25,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 
+	"postern/internal/erofs"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/launch"
 	"postern/internal/sandbox/runsc"
@@ -44,6 +45,9 @@ func TestMain(m *testing.M) {
 	if code == 0 { // else a look at it may help
 		if dir, err := rootfs(); err == nil {
 			os.RemoveAll(dir)
+		}
+		if i, err := rootImage(); err == nil {
+			os.RemoveAll(filepath.Dir(i.Root))
 		}
 	}
 	os.Exit(code)
@@ -73,6 +77,44 @@ var rootfs = sync.OnceValues(func() (string, error) {
 		return "", fmt.Errorf("build guest: %w: %s", err, out)
 	}
 	return dir, nil
+})
+
+// rootImage is the same as images, as a template has them: the guest is not in the
+// root file system's.
+var rootImage = sync.OnceValues(func() (i sandbox.Image, err error) {
+	fs, err := rootfs()
+	if err != nil {
+		return i, err
+	}
+	dir, err := os.MkdirTemp("", "gvisor-images-")
+	if err != nil {
+		return i, err
+	}
+	i = sandbox.Image{Root: filepath.Join(dir, "root-1.erofs"), Guest: filepath.Join(dir, "guest-1.erofs")}
+	root, err := os.Create(i.Root)
+	if err != nil {
+		return i, err
+	}
+	defer root.Close()
+	guest, err := os.Create(i.Guest)
+	if err != nil {
+		return i, err
+	}
+	defer guest.Close()
+	if _, err := erofs.Write(context.Background(), root, fs, func(name string) erofs.Pick {
+		if "/"+name == guestArgs[0] {
+			return erofs.Blank
+		}
+		return erofs.Keep
+	}); err != nil {
+		return i, err
+	}
+	b, err := os.ReadFile(filepath.Join(fs, guestArgs[0]))
+	if err != nil {
+		return i, err
+	}
+	_, err = erofs.WriteFile(guest, b, 0o755)
+	return i, err
 })
 
 func needRoot(t *testing.T) {
@@ -199,8 +241,12 @@ func specWith(t testing.TB, link *os.File) sandbox.Spec {
 	if err != nil {
 		t.Fatal(err)
 	}
+	image, err := rootImage()
+	if err != nil {
+		t.Fatal(err)
+	}
 	return sandbox.Spec{
-		ID: sandboxtest.NewID(), Rootfs: dir, Hostname: "box", CPUs: 1, MemoryMB: 256, DiskMB: 64, Processes: 128,
+		ID: sandboxtest.NewID(), Rootfs: dir, Image: image, Hostname: "box", CPUs: 1, MemoryMB: 256, DiskMB: 64, Processes: 128,
 		Env: []string{"COLOUR=green"}, Link: link,
 	}
 }

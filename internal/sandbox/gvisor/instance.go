@@ -24,7 +24,8 @@ type instance struct {
 	started chan struct{}      // closed when Start is about to return
 	ended   chan struct{}      // closed when all its processes have gone
 
-	// Set by take before started is closed. Zero if the sandbox was found.
+	// Set by take before started is closed. Zero if the sandbox was found. The
+	// gofer's are also zero if there is none.
 	sentry, gofer     int
 	sentryFD, goferFD *os.File // pidfds: readable when the process has ended
 
@@ -61,7 +62,9 @@ func (i *instance) take(r launch.Reply) error {
 	if i.sentryFD, err = hold(r.Sentry); err != nil {
 		return err
 	}
-	i.goferFD, err = hold(r.Gofer)
+	if r.Gofer != 0 {
+		i.goferFD, err = hold(r.Gofer)
+	}
 	return err
 }
 

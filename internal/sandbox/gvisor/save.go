@@ -53,7 +53,7 @@ func (r *Runtime) save(ctx context.Context, id, dir string, o sandbox.SaveOption
 	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
 		return errors.Join(err, fmt.Errorf("%s: %w", dir, fs.ErrExist))
 	}
-	mounts, err := readMounts(r.dir(id))
+	mounts, images, err := readMounts(r.dir(id))
 	if err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (r *Runtime) save(ctx context.Context, id, dir string, o sandbox.SaveOption
 			err = errors.Join(err, fmt.Errorf("remove what was saved: %w", rmErr))
 		}
 	}()
-	snap := snapshot{Format: snapshotFormat, GVisor: gvisorVersion, Kind: kindMemory, Mounts: mounts}
+	snap := snapshot{Format: snapshotFormat, GVisor: gvisorVersion, Kind: kindMemory, Mounts: mounts, Images: images}
 	if o.FilesOnly {
 		snap.Kind = kindFiles
 	}

@@ -44,6 +44,9 @@ type snapshot struct {
 	GVisor string          `json:"gvisor"`
 	Kind   kind            `json:"kind"`
 	Mounts []snapshotMount `json:"mounts"`
+	// Images are the names of the images that the sandbox's root file system
+	// consisted of. Empty means that it was a directory.
+	Images imageNames `json:"images,omitzero"`
 }
 
 type snapshotMount struct {

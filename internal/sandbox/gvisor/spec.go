@@ -63,6 +63,10 @@ func check(s sandbox.Spec) error {
 		return bad("no link")
 	case !filepath.IsAbs(s.Rootfs):
 		return bad("rootfs %q is not an absolute path", s.Rootfs)
+	case s.Image.Root != "" && !filepath.IsAbs(s.Image.Root):
+		return bad("image %q is not an absolute path", s.Image.Root)
+	case s.Image.Guest != "" && (!filepath.IsAbs(s.Image.Guest) || s.Image.Root == ""):
+		return bad("image %q of the guest is not an absolute path, or without one of the root", s.Image.Guest)
 	case len(s.Hostname) > 64 || strings.ContainsAny(s.Hostname, "\x00\n"):
 		return bad("hostname is over 64 bytes or has a control character")
 	case !(s.CPUs >= 0.01 && s.CPUs <= 4096): // also false for NaN
@@ -119,8 +123,9 @@ func hostLimits(s sandbox.Spec) limits {
 	return limits{memory: (s.MemoryMB + overheadMB(s.Processes)) << 20, pids: 256 + 4*s.Processes}
 }
 
-// ociSpec returns the specification for the sentry and the gofer.
-func ociSpec(s sandbox.Spec, rootfs string) *specs.Spec {
+// ociSpec returns the specification for the sentry and the gofer. The sandbox's
+// directory dir is where its writes go.
+func ociSpec(s sandbox.Spec, rootfs, dir string) *specs.Spec {
 	env := append(slices.Clone(s.Env),
 		"POSTERN_MAX_PROCESSES="+strconv.FormatInt(s.Processes, 10),
 		"POSTERN_MEMORY_MB="+strconv.FormatInt(s.MemoryMB, 10))
@@ -160,6 +165,7 @@ func ociSpec(s sandbox.Spec, rootfs string) *specs.Spec {
 			launch.AnnotationCPUs:   strconv.Itoa(int(math.Ceil(s.CPUs))),
 		},
 	}
+	addImage(spec, s, dir)
 	for _, m := range s.Mounts {
 		access := "rw"
 		if m.ReadOnly {
@@ -228,16 +234,16 @@ func writeSpec(dir string, spec *specs.Spec) error {
 	return nil
 }
 
-// readMounts returns the mounts of a sandbox, also of one that another process
-// started.
-func readMounts(dir string) ([]snapshotMount, error) {
+// readMounts returns the mounts and the images of a sandbox, also of one that another
+// process started.
+func readMounts(dir string) ([]snapshotMount, imageNames, error) {
 	b, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	if err != nil {
-		return nil, fmt.Errorf("read specification: %w", err)
+		return nil, imageNames{}, fmt.Errorf("read specification: %w", err)
 	}
 	var spec specs.Spec
 	if err := json.Unmarshal(b, &spec); err != nil {
-		return nil, fmt.Errorf("read specification: %w", err)
+		return nil, imageNames{}, fmt.Errorf("read specification: %w", err)
 	}
 	out := []snapshotMount{}
 	for _, m := range spec.Mounts {
@@ -245,5 +251,5 @@ func readMounts(dir string) ([]snapshotMount, error) {
 			out = append(out, snapshotMount{Destination: m.Destination, ReadOnly: slices.Contains(m.Options, "ro")})
 		}
 	}
-	return out, nil
+	return out, namesOfImages(&spec), nil
 }

@@ -58,7 +58,7 @@ func written(pids []int) (most int64) {
 		for _, fd := range fds {
 			file := filepath.Join(proc, "fd", fd.Name())
 			// The sandbox's memory is an unnamed file, too.
-			if l, err := os.Readlink(file); err != nil || !strings.Contains(l, filestorePrefix) {
+			if l, err := os.Readlink(file); err != nil || !strings.Contains(l, launch.Filestore) {
 				continue
 			}
 			var st unix.Stat_t
@@ -70,10 +70,6 @@ func written(pids []int) (most int64) {
 	}
 	return most
 }
-
-// filestorePrefix begins the name that gVisor gives its file for a moment before it
-// unlinks it.
-const filestorePrefix = "runsc-filestore-"
 
 func readNumber(file string) (int64, error) {
 	b, err := os.ReadFile(file)

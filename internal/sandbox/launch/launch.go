@@ -59,6 +59,15 @@ const (
 	AnnotationCPUs   = "postern/cpus"
 )
 
+// The names that gVisor gives to what a root file system in an image consists of.
+const (
+	AnnotationRootfs = "dev.gvisor.spec.rootfs." // begins the names of annotations about it
+	Erofs            = "erofs"                   // the type of a mount
+	// Filestore begins the name that the file for a sandbox's writes has for the
+	// moment before it is unlinked.
+	Filestore = "runsc-filestore-"
+)
+
 // A Kind is the kind of content of a snapshot.
 type Kind string
 
@@ -76,6 +85,7 @@ type Order struct {
 	Flags   []string // gVisor's configuration
 	From    Kind     // kind of the snapshot in the third file; empty means a boot without one
 	Direct  bool     // read the snapshot's pages without the page cache
+	Image   bool     // the root file system is an image
 	Cover   bool     // overlay the root file system, so that mount points can be created
 	User    uint32   // user and group id of the host that the sandbox runs as
 	Link    Link
@@ -91,7 +101,7 @@ type Link struct {
 // A Reply is the answer. The processes in it exist until the launcher has seen its
 // socket closed, so their IDs are still valid.
 type Reply struct {
-	Sentry, Gofer int
+	Sentry, Gofer int    // process IDs; Gofer is 0 if there is none
 	Phase         string // what failed, if Err is set
 	Err           string
 }

@@ -156,6 +156,14 @@ func serveLaunch(s *os.File) (r launch.Reply) {
 	if order.From == launch.Files {
 		args.FSRestoreImagePath = from
 	}
+	if order.Image && !needsGofer(&spec) {
+		f, err := newFilestore(order.Dir)
+		if err != nil {
+			return fail("make file for writes", err)
+		}
+		defer f.Close()
+		args.PassFiles = map[int]*os.File{filestoreNumber: f}
+	}
 	c, err := newContainer(conf, args, order.User)
 	if err != nil {
 		return fail("create sandbox", err)

@@ -103,6 +103,16 @@ func sentryArgs(args []string) []string {
 	// The launcher's option must not reach the sentry, which would leave the host's
 	// /proc mounted in its own root.
 	args = slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "--rootless=true" })
+	for i, a := range args {
+		if flag, ok := filestoreFlag(a); ok {
+			args[i] = flag
+		}
+	}
+	for i, a := range args {
+		if flag, ok := filestoreFlag(a); ok {
+			args[i] = flag
+		}
+	}
 	// The last flag of a name counts. The last argument is the sandbox's ID.
 	return slices.Insert(args, len(args)-1, add...)
 }
