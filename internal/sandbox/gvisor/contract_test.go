@@ -13,13 +13,7 @@ import (
 	"postern/internal/sandbox/sandboxtest"
 )
 
-func TestContract(t *testing.T) { contract(t, false) }
-
-// TestContractOnADirectory: a template may have no image.
-func TestContractOnADirectory(t *testing.T) { contract(t, true) }
-
-func contract(t *testing.T, directory bool) {
-	t.Helper()
+func TestContract(t *testing.T) {
 	needRoot(t)
 	// Longer than the address of a socket may be.
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long/", 30))
@@ -31,9 +25,6 @@ func contract(t *testing.T, directory bool) {
 			hosts[id] = h
 			s := specWith(t, link)
 			s.ID = id
-			if directory {
-				s.Image = sandbox.Image{}
-			}
 			return s
 		},
 		Inside: func(t *testing.T, id string) sandboxtest.Inside {

@@ -292,7 +292,7 @@ func TestManySandboxesAtOnce(t *testing.T) {
 func TestExamine(t *testing.T) {
 	needRoot(t)
 	r := newRuntime(t, t.TempDir())
-	s, _ := start(t, r, nil)
+	s, _ := start(t, r, func(s *sandbox.Spec) { s.Image = sandbox.Image{} }) // with a gofer
 	for _, c := range []struct {
 		name, summary, file string
 		before              func() error

@@ -73,6 +73,9 @@ func (snap snapshot) image(now sandbox.Image) (sandbox.Image, error) {
 		if name == "" {
 			return "", nil
 		}
+		if name != filepath.Base(name) {
+			return "", fmt.Errorf("the snapshot names the image %q, which is not a name", name)
+		}
 		if beside == "" {
 			return "", fmt.Errorf("the snapshot was made on the image %s, and the template has none: build it with \"postern template build\"", name)
 		}

@@ -128,7 +128,7 @@ func childMain() {
 	}
 	fmt.Println("starting")
 	err = r.Start(context.Background(), sandbox.Spec{
-		ID: os.Args[1], Rootfs: os.Args[2], Hostname: "box", CPUs: 1, MemoryMB: 128, DiskMB: 16, Processes: 64,
+		ID: os.Args[1], Rootfs: os.Args[2], Image: sandbox.Image{Root: os.Args[3], Guest: os.Args[4]}, Hostname: "box", CPUs: 1, MemoryMB: 128, DiskMB: 16, Processes: 64,
 		Link: os.NewFile(uintptr(p[1]), "link"),
 	})
 	fmt.Println("started", err)
@@ -143,7 +143,11 @@ func killedServer(t *testing.T, state, id string, until func(said *bufio.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := exec.Command("/proc/self/exe", id, dir)
+	image, err := rootImage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command("/proc/self/exe", id, dir, image.Root, image.Guest)
 	c.Env = append(os.Environ(), "GVISOR_TEST_CHILD="+state)
 	out, err := c.StdoutPipe()
 	if err != nil {

@@ -245,6 +245,9 @@ func TestStartRefuses(t *testing.T) {
 		{"an upper-case id", func(s *sandbox.Spec) { s.ID = "I" + s.ID[1:] }, "id"},
 		{"an id with a line end", func(s *sandbox.Spec) { s.ID += "\n" }, "id"},
 		{"a relative rootfs", func(s *sandbox.Spec) { s.Rootfs = "rootfs" }, "absolute"},
+		{"a relative image", func(s *sandbox.Spec) { s.Image.Root = "image" }, "absolute"},
+		{"a relative image of the guest", func(s *sandbox.Spec) { s.Image.Guest = "image" }, "absolute"},
+		{"an image of the guest alone", func(s *sandbox.Spec) { s.Image.Root = "" }, "without one of the root"},
 		{"a long host name", func(s *sandbox.Spec) { s.Hostname = strings.Repeat("a", 65) }, "hostname"},
 		{"no processor", func(s *sandbox.Spec) { s.CPUs = 0 }, "CPUs"},
 		{"not a number of processors", func(s *sandbox.Spec) { s.CPUs = math.NaN() }, "CPUs"},
@@ -279,7 +282,7 @@ func TestStartWithoutGuest(t *testing.T) {
 	r := newRuntime(t, t.TempDir())
 	_, link := newLink(t)
 	s := specWith(t, link)
-	s.Rootfs = t.TempDir()
+	s.Rootfs, s.Image = t.TempDir(), sandbox.Image{}
 	err := r.Start(t.Context(), s)
 	if err == nil || !strings.Contains(err.Error(), "postern-guest") {
 		t.Errorf("got %v, want that there is no guest", err)

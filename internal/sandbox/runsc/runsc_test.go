@@ -41,6 +41,8 @@ func TestSentryArgs(t *testing.T) {
 		{"no file", []string{"runsc-sandbox", "boot", "--spec-fd=999", "id"}, []string{"runsc-sandbox", "boot", "--spec-fd=999", "--apply-caps=true", "--product-name=postern", "id"}},
 		{"no number", []string{"runsc-sandbox", "boot", "--spec-fd=x", "id"}, []string{"runsc-sandbox", "boot", "--spec-fd=x", "--apply-caps=true", "--product-name=postern", "id"}},
 		{"the launcher's option", []string{"runsc-sandbox", "--rootless=true", "--root=/x", "boot", "id"}, []string{"runsc-sandbox", "--root=/x", "boot", "--apply-caps=true", "--product-name=postern", "id"}},
+		{"the file for writes", []string{"runsc-sandbox", "boot", "--pass-fd=17:1073741824", "id"}, []string{"runsc-sandbox", "boot", "--gofer-filestore-fds=17", "--apply-caps=true", "--product-name=postern", "id"}},
+		{"a file for a program", []string{"runsc-sandbox", "boot", "--pass-fd=17:3", "id"}, []string{"runsc-sandbox", "boot", "--pass-fd=17:3", "--apply-caps=true", "--product-name=postern", "id"}},
 		{"something else", []string{"runsc-sandbox", "other", fd, "id"}, []string{"runsc-sandbox", "other", fd, "id"}},
 	} {
 		if got := sentryArgs(c.args); !slices.Equal(got, c.want) {
