@@ -24,6 +24,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -62,7 +63,7 @@ const (
 type Digest [16]byte
 
 // String returns d in hex.
-func (d Digest) String() string { return fmt.Sprintf("%x", d[:]) }
+func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
 // An inode is a file of the source.
 type inode struct {
@@ -91,6 +92,7 @@ func (n *inode) number() uint64 { return uint64(n.offset) >> slotBits }
 // A Pick says what becomes of a file of the source.
 type Pick int
 
+// The picks.
 const (
 	Keep  Pick = iota // it is in the image
 	Omit              // it is not, nor what is below it

@@ -104,11 +104,13 @@ func compare(t *testing.T, i *reader.Image, nid, parent uint64, path string, num
 		if err := n.IterDirents(func(name string, _ uint8, at uint64) error {
 			switch name {
 			case ".":
-				parent, at = nid, at
 				if at != nid {
 					t.Errorf("%s/.: got %d, want %d", path, at, nid)
 				}
 			case "..":
+				if at != parent {
+					t.Errorf("%s/..: got %d, want %d", path, at, parent)
+				}
 			default:
 				seen[name] = true
 				compare(t, i, at, nid, filepath.Join(path, name), numbers)
