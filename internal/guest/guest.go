@@ -96,8 +96,10 @@ type Server struct {
 	table      processTable
 
 	mu       sync.Mutex
-	settings settings  // guarded by mu; replaced, never modified
-	state    stateFile // guarded by mu
+	settings settings        // guarded by mu; replaced, never modified
+	state    stateFile       // guarded by mu
+	kept     keptFiles       // guarded by mu
+	facts    map[string]bool // paths of the files of writeFacts; guarded by mu; nil if not known
 
 	cpu cpuMeter
 }
@@ -115,7 +117,7 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 		c.Path = defaultPath
 	}
 	s := &Server{log: log.With("logger", "guest"), processLog: log.With("logger", "process"), conf: c, tunnels: make(chan struct{}, maxTunnels)}
-	s.trust = trustStore{s.log, c.TrustRoot}
+	s.trust = trustStore{s.log, c.TrustRoot, map[string]*keptFile{}}
 	s.settings = settings{Channel: sum, DefaultUser: c.DefaultUser}
 	s.state.f = c.State
 	if _, err := s.state.load(&s.settings); err != nil {

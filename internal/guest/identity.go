@@ -55,7 +55,7 @@ func (s *Server) identify(ctx context.Context, was string, next settings, hostna
 	if restored {
 		// Also if the ID is the same: its snapshot may be started again, as another
 		// sandbox, with the same random state.
-		if err := replaceFile(s.conf.GenerationFile, newGeneration(), 0o644); err != nil {
+		if err := s.kept.put(s.conf.GenerationFile, newGeneration(), 0o644); err != nil {
 			return fmt.Errorf("write generation: %w", err)
 		}
 	}
@@ -68,58 +68,12 @@ func newGeneration() string { return rand.Text() + "\n" }
 // error: the disk belongs to the sandbox's user, who must be able to resume the
 // sandbox and delete something.
 func (s *Server) leave(ctx context.Context, path, content string, perm os.FileMode) error {
-	if path == "" {
-		return nil
-	}
-	err := replaceFile(path, content, perm)
+	err := s.kept.put(path, content, perm)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		s.log.WarnContext(ctx, "disk is full: a file keeps its old content", "path", path)
 		return nil
 	}
 	return err
-}
-
-// replaceFile replaces a file atomically. If the disk is full it overwrites the old
-// file instead, which needs no space if the new content is not longer.
-func replaceFile(path, content string, perm os.FileMode) error {
-	if path == "" {
-		return nil
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	fresh := path + ".new"
-	err := writeNew(fresh, content, perm)
-	if err == nil {
-		err = os.Rename(fresh, path)
-	}
-	if err == nil {
-		return nil
-	}
-	_ = os.Remove(fresh)
-	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
-		return err
-	}
-	f, oerr := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW, 0)
-	if oerr != nil {
-		return err
-	}
-	defer f.Close()
-	if _, err := f.WriteAt([]byte(content), 0); err != nil {
-		return err
-	}
-	return f.Truncate(int64(len(content)))
-}
-
-// writeNew writes a file that must not exist.
-func writeNew(path, content string, perm os.FileMode) error {
-	_ = os.Remove(path)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(content)
-	return errors.Join(err, f.Close())
 }
 
 // freshMachineID renews /etc/machine-id if renew is set, or if it is empty as in a
@@ -130,14 +84,17 @@ func (s *Server) freshMachineID(ctx context.Context, renew bool) error {
 	if path == "" {
 		return nil
 	}
-	fi, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("read machine id: %w", err)
-	}
-	if !renew && fi.Size() > 0 {
-		return nil
+	// A kept file is ours: it exists and is not empty.
+	if !renew || s.kept.byPath[path] == nil {
+		fi, err := os.Stat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("read machine id: %w", err)
+		}
+		if !renew && fi.Size() > 0 {
+			return nil
+		}
 	}
 	id := make([]byte, 16)
 	_, _ = rand.Read(id) // never fails
@@ -157,7 +114,7 @@ func (s *Server) nameHost(ctx context.Context) error {
 	if s.conf.HostsFile == "" {
 		return nil
 	}
-	b, err := os.ReadFile(s.conf.HostsFile)
+	b, err := s.kept.read(s.conf.HostsFile)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read hosts: %w", err)
 	}
@@ -184,15 +141,23 @@ func (s *Server) writeFacts(ctx context.Context, told, envs map[string]string) e
 	if dir == "" {
 		return nil
 	}
-	old, err := filepath.Glob(filepath.Join(dir, ".E2B_*"))
-	if err != nil {
-		return err
+	if s.facts == nil { // this server has just started, and the one before it may have left some
+		s.facts = map[string]bool{}
+		old, err := filepath.Glob(filepath.Join(dir, ".E2B_*"))
+		if err != nil {
+			return err
+		}
+		for _, path := range old {
+			s.facts[path] = true
+		}
 	}
-	for _, path := range old {
+	for path := range s.facts {
 		if _, ok := envs[filepath.Base(path)[1:]]; !ok {
+			s.kept.forget(path)
 			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
+			delete(s.facts, path)
 		}
 	}
 	for k, v := range envs {
@@ -200,7 +165,9 @@ func (s *Server) writeFacts(ctx context.Context, told, envs map[string]string) e
 			continue
 		}
 		if strings.HasPrefix(k, "E2B_") && !strings.Contains(k, "/") {
-			if err := s.leave(ctx, filepath.Join(dir, "."+k), v, 0o644); err != nil {
+			path := filepath.Join(dir, "."+k)
+			s.facts[path] = true
+			if err := s.leave(ctx, path, v, 0o644); err != nil {
 				return err
 			}
 		}

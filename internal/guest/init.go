@@ -86,7 +86,7 @@ func (i *Init) Run(ctx context.Context) error {
 	if err := replaceFile(i.GenerationFile, newGeneration(), 0o644); err != nil {
 		i.Log.ErrorContext(ctx, "cannot write generation", "error", err)
 	}
-	trust := trustStore{i.Log, i.TrustRoot}
+	trust := trustStore{log: i.Log, root: i.TrustRoot}
 	if err := trust.install(ctx, "", ""); err != nil {
 		return err
 	}
@@ -257,7 +257,7 @@ func (i *Init) trustEnv() []string {
 		return nil
 	}
 	var env []string
-	for k, v := range trustVariables(trustStore{i.Log, i.TrustRoot}.public()) {
+	for k, v := range trustVariables(trustStore{log: i.Log, root: i.TrustRoot}.public()) {
 		env = append(env, k+"="+v)
 	}
 	return env

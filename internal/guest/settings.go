@@ -67,14 +67,14 @@ func (s *Server) current() settings {
 }
 
 // check returns an error if the request is malformed.
-func (req *initRequest) check() error {
+func (req *initRequest) check(users *userDB) error {
 	for k, v := range req.EnvVars {
 		if err := checkEnv(k, v); err != nil {
 			return fmt.Errorf("envVars: %w", err)
 		}
 	}
 	if req.DefaultUser != nil {
-		if _, err := lookupAccount(*req.DefaultUser); err != nil {
+		if _, err := users.account(*req.DefaultUser); err != nil {
 			return fmt.Errorf("defaultUser: %w", err)
 		}
 	}
@@ -154,7 +154,7 @@ func (s *Server) postInit(w http.ResponseWriter, r *http.Request) error {
 	if err := dec.Decode(&req); err != nil {
 		return badRequest(fmt.Errorf("the body is not valid JSON for init: %w", err))
 	}
-	if err := req.check(); err != nil {
+	if err := req.check(&s.users); err != nil {
 		return badRequest(err)
 	}
 	s.mu.Lock()

@@ -110,6 +110,9 @@ func trustVariables(public bool) map[string]string {
 type trustStore struct {
 	log  *slog.Logger
 	root string // directory of etc, usr and opt: "/" but for tests; empty means that nothing is installed
+	// kept are open files that end with our part, by name, for the next time; nil
+	// means that none is kept. See kept.go for the reason.
+	kept map[string]*keptFile
 }
 
 // path returns where a file of the sandbox is.
@@ -198,13 +201,29 @@ func (t trustStore) link() error {
 // place puts our part at the end of the file name, instead of all our former parts.
 // If the file does not exist it is created, or fs.ErrNotExist returned.
 func (t trustStore) place(name, block string, create bool) error {
+	var st unix.Stat_t
+	err := unix.Lstat(t.path(name), &st) // a link may lead anywhere by now: see open
+	if err == nil && t.again(name, st, block) {
+		return nil
+	}
+	if k := t.kept[name]; k != nil {
+		k.f.Close()
+		delete(t.kept, name)
+	}
+	if errors.Is(err, fs.ErrNotExist) && !create {
+		return err
+	}
 	path, f, err := t.open(name)
 	if create && errors.Is(err, fs.ErrNotExist) {
 		return replaceFile(t.path(name), block, 0o644)
 	} else if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() {
+		if f != nil {
+			f.Close()
+		}
+	}()
 	fi, err := f.Stat()
 	if err != nil {
 		return err
@@ -219,11 +238,13 @@ func (t trustStore) place(name, block string, create bool) error {
 		if _, err := f.ReadAt(tail, at); err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
-		switch {
-		case string(tail) == block:
-			return nil
-		case bytes.HasPrefix(tail, []byte(trustBegin)) && bytes.HasSuffix(tail, []byte(trustEnd)) && bytes.Count(tail, []byte("-----BEGIN")) <= 1:
-			_, err := f.WriteAt([]byte(block), at)
+		if string(tail) == block || isTrust(tail) {
+			if string(tail) != block {
+				_, err = f.WriteAt([]byte(block), at)
+			}
+			if k := (&keptFile{f: f}); err == nil && t.kept != nil && unix.Fstat(int(f.Fd()), &k.st) == nil {
+				t.kept[name], f = k, nil
+			}
 			return err
 		}
 	}
@@ -236,6 +257,30 @@ func (t trustStore) place(name, block string, create bool) error {
 		rest += "\n"
 	}
 	return replaceFile(path, rest+block, fi.Mode().Perm())
+}
+
+// isTrust reports whether the end of a bundle is our part.
+func isTrust(tail []byte) bool {
+	return bytes.HasPrefix(tail, []byte(trustBegin)) && bytes.HasSuffix(tail, []byte(trustEnd)) && bytes.Count(tail, []byte("-----BEGIN")) <= 1
+}
+
+// again puts our part over the former one in a kept file, if the name still leads to
+// that file, given by its stat, and nothing else has happened to it. It was opened by
+// [trustStore.open], so it is not a user's.
+func (t trustStore) again(name string, st unix.Stat_t, block string) bool {
+	k := t.kept[name]
+	if k == nil || !sameFile(st, k.st) || st.Size != k.st.Size {
+		return false
+	}
+	tail, at := make([]byte, trustSize), st.Size-trustSize
+	if _, err := k.f.ReadAt(tail, at); err != nil && !errors.Is(err, io.EOF) || !isTrust(tail) {
+		return false
+	}
+	if string(tail) == block {
+		return true
+	}
+	_, err := k.f.WriteAt([]byte(block), at)
+	return err == nil
 }
 
 // open opens the existing file name for reading and writing, and returns its path
@@ -306,6 +351,12 @@ func withoutTrust(bundle string) string {
 // line about it to its standard error, which agents take for output of the program.
 func (t trustStore) javaStores(home string) []string {
 	var list []string
+	// One call says that there is nothing. To resolve links takes one for each part of
+	// a path.
+	exists := func(name string) bool {
+		var st unix.Stat_t
+		return unix.Stat(t.path(name), &st) == nil
+	}
 	add := func(dir string) {
 		for _, name := range []string{"lib/security/cacerts", "jre/lib/security/cacerts"} {
 			if path, err := filepath.EvalSymlinks(filepath.Join(dir, name)); err == nil {
@@ -313,10 +364,15 @@ func (t trustStore) javaStores(home string) []string {
 			}
 		}
 	}
-	if path, err := filepath.EvalSymlinks(t.path("/etc/ssl/certs/java/cacerts")); err == nil {
-		list = append(list, path)
+	if name := "/etc/ssl/certs/java/cacerts"; exists(name) {
+		if path, err := filepath.EvalSymlinks(t.path(name)); err == nil {
+			list = append(list, path)
+		}
 	}
 	for dir := range strings.SplitSeq(defaultPath, ":") {
+		if !exists(filepath.Join(dir, "java")) {
+			continue
+		}
 		if path, err := filepath.EvalSymlinks(t.path(filepath.Join(dir, "java"))); err == nil {
 			add(filepath.Join(filepath.Dir(path), ".."))
 		}
@@ -325,6 +381,9 @@ func (t trustStore) javaStores(home string) []string {
 		add(t.path(home))
 	}
 	for _, pattern := range []string{"/usr/lib/jvm/*", "/opt/java/*", "/opt/jdk*"} {
+		if !exists(filepath.Dir(pattern)) {
+			continue
+		}
 		dirs, _ := filepath.Glob(t.path(pattern)) // the patterns are well-formed
 		for _, dir := range dirs[:min(len(dirs), 32)] {
 			add(dir)

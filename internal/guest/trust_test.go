@@ -55,7 +55,7 @@ func newTrust(t testing.TB, files map[string]string) trustStore {
 			t.Fatal(err)
 		}
 	}
-	return trustStore{slog.New(slog.NewTextHandler(t.Output(), nil)), root}
+	return trustStore{log: slog.New(slog.NewTextHandler(t.Output(), nil)), root: root}
 }
 
 func (t trustStore) mustInstall(tb testing.TB, certificate string) {

@@ -107,7 +107,7 @@ func (f *Fleet) release(l *liveSandbox) {
 	if l.spent {
 		f.mu.Unlock()
 		f.workers.Go(func() {
-			_ = f.takeDown(context.Background(), l) // it has logged the error, and what is left is still listed
+			_ = f.takeDown(context.WithoutCancel(f.background), l) // it has logged the error, and what is left is still listed
 			f.release(l)
 		})
 		return
