@@ -53,7 +53,7 @@ help:
 	@echo '  make soak-fuzz    each fuzz target for SOAKFUZZTIME (60s): 1 hour'
 	@echo '  make soak-boot    boot BOOTS (3000) sandboxes, PARALLEL (6) at once beside LOAD (24) busy'
 	@echo '                    processes, and say which hung: 2 hours'
-	@echo '  make bench        measure, as ratios in one run; DENSITY (50) sandboxes at once: 10 minutes'
+	@echo '  make bench        measure, as ratios in one run; DENSITY (50) sandboxes at once: 15 minutes'
 	@echo
 	@echo 'Installing and removing:'
 	@echo '  make deps-demo    the Debian and npm packages that demo needs'
@@ -146,7 +146,9 @@ bench: template
 	go test -run '^$$' -bench Inbound -benchtime 2000x ./test/e2e
 	test/with-postgres go test -run '^$$' -bench Gate -benchtime 800x ./test/e2e
 	go test -run '^$$' -bench IdleInbox -benchtime 2000x ./test/e2e
-	node test/bench.mjs bin/postern 20 $(DENSITY)
+	CGO_ENABLED=0 go build -trimpath -o bin/runsc gvisor.dev/gvisor/runsc
+	node test/bench.mjs bin/postern 20 $(DENSITY) bin/runsc
+	node test/bench-files.mjs bin/postern
 
 FUZZTIME ?= 10s
 fuzz:

@@ -8,6 +8,7 @@
 //   node test/bench.mjs POSTERN [RUNS] [DENSITY] [RUNSC]
 //
 // With RUNSC, gVisor's own program, plain gVisor starts the same root file system.
+// test/bench-files.mjs measures file transfers.
 import { execFileSync, spawn } from 'node:child_process'
 import { mkdirSync, mkdtempSync, openSync, readFileSync, readdirSync, realpathSync, rmSync, writeFileSync } from 'node:fs'
 import { Agent, request } from 'node:http'
@@ -214,7 +215,7 @@ function plain() {
     for (let i = 0; i < 15; i++) {
       const t = performance.now()
       // gVisor leaves a mount; it goes with a mount namespace.
-      execFileSync('unshare', ['-m', runsc, '--root', join(bundle, 'state'), '--ignore-cgroups', '--network=none', '--platform=systrap', 'run', '--bundle', bundle, `bench${process.pid}x${i}`], { stdio: 'ignore', cwd: bundle })
+      execFileSync('unshare', ['-m', resolve(runsc), '--root', join(bundle, 'state'), '--ignore-cgroups', '--network=none', '--platform=systrap', 'run', '--bundle', bundle, `bench${process.pid}x${i}`], { stdio: 'ignore', cwd: bundle })
       took.push(performance.now() - t)
     }
     report('  peer: runsc run, boot to the end of "echo"', took)
@@ -305,18 +306,6 @@ await serve(['--pool-min', '2'], async () => {
   const inside = JSON.parse((await s.commands.run('python3 /tmp/spawn.py')).stdout)
   console.log(`${'  floor: a process inside, p50'.padEnd(52)} nothing ${inside.static.toFixed(1)}, /bin/true ${inside.true.toFixed(1)}, sh ${inside.sh.toFixed(1)}, bash -l ${inside.bash.toFixed(1)} ms`)
   report('runCode("1"), warm', await each(50, () => s.runCode('1')))
-
-  section('Files')
-  const big = new Blob([Buffer.alloc(64 << 20, 'x')])
-  const up = []
-  const down = []
-  for (let i = 0; i < 5; i++) {
-    up.push((64 * 1.048576) / ((await time(() => s.files.write('/tmp/big', big))) / 1000))
-    down.push((64 * 1.048576) / ((await time(() => s.files.read('/tmp/big', { format: 'bytes' }))) / 1000))
-  }
-  report('file write, 64 MiB', up, 'MB/s', 0)
-  report('file read, 64 MiB', down, 'MB/s', 0)
-  await s.commands.run('rm /tmp/big')
 
   section('Pause, resume, fork')
   // 256 MiB of memory that no compression and no zero page makes smaller.
