@@ -189,6 +189,14 @@ func (a *auditing) open(ctx context.Context) (*store.DB, error) {
 	if err := a.useKey(db); err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
+	// What a command has just answered is to be in what this one shows.
+	if a.file == "" && a.conf.Database != "" {
+		if err := audit.Await(ctx, db); errors.Is(err, audit.ErrPending) {
+			fmt.Fprintln(os.Stderr, "note: the newest entries are not shown: they are not in the chain yet, where a server that runs puts them (postern up)")
+		} else if err != nil {
+			return nil, errors.Join(err, db.Close())
+		}
+	}
 	return db, nil
 }
 

@@ -156,7 +156,7 @@ func TestAudit(t *testing.T) {
 func changedProof(t *testing.T, db *store.DB, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, strconv.Itoa(12)+".tlog-proof")
-	err := db.View(t.Context(), func(tx *store.Tx) error {
+	err := audit.View(t.Context(), db, func(tx *store.Tx) error {
 		p, err := audit.ProveEntry(t.Context(), tx, "", 12)
 		if err != nil {
 			return err

@@ -275,6 +275,10 @@ func report(out *output, r audit.Report, o audit.Options, f found) {
 	if len(o.Kept) > 0 && !f.given {
 		say("that the key of the checkpoints is the server's: it is from the database itself (--key)")
 	}
+	if n := r.Backlog.Pending; n > 0 {
+		// Whoever can write the database can remove one of these alone, unseen.
+		say("that the %d entries that are pending, the oldest since %s, get into the chain: a server that runs puts them there in a tenth of a second", n, r.Backlog.Oldest.Format(time.RFC3339))
+	}
 	if r.Unread > 0 {
 		say("what %d checkpoints in the export are worth: they are not signed by a key that was given (--key), or not of the place where they stand", r.Unread)
 	}

@@ -100,6 +100,11 @@ func (d *daemon) buildRecord(ctx context.Context) (err error) {
 	} else if err != nil {
 		return err
 	}
+	// What a former process has left, before anything looks for the newest entries.
+	if err := audit.Settle(ctx, d.db); err != nil && !errors.Is(err, audit.ErrPending) {
+		return err
+	}
+	d.sequencer = audit.NewSequencer(d.log, d.db)
 	name := signing.CheckpointName(d.conf.MailDomain)
 	d.record, err = audit.NewKeeper(d.log, d.db, audit.KeeperConfig{
 		Signer: func(ctx context.Context) (note.Signer, error) { return d.ring.CheckpointSigner(ctx, name) },
@@ -183,7 +188,7 @@ func (d *daemon) acceptRecord(ctx context.Context, why error) error {
 func (d *daemon) readRecord(ctx context.Context) error {
 	ledger := oversight.NewLedger()
 	var broken string
-	err := d.db.View(ctx, func(tx *store.Tx) error {
+	err := audit.View(ctx, d.db, func(tx *store.Tx) error {
 		_, err := audit.Examine(ctx, tx, audit.Options{Each: ledger.Entry, Progress: func(done int64) {
 			d.log.DebugContext(ctx, "read the audit", "entries", done)
 		}})
@@ -208,7 +213,7 @@ func (d *daemon) readRecord(ctx context.Context) error {
 	}
 	d.log.ErrorContext(ctx, "the audit does not verify", "err", broken, "more", more)
 	said := false
-	err = d.db.View(ctx, func(tx *store.Tx) error {
+	err = audit.View(ctx, d.db, func(tx *store.Tx) error {
 		es, err := audit.List(ctx, tx, audit.Query{Verb: string(audit.RecordBroken), Limit: 1000})
 		said = slices.ContainsFunc(es, func(e audit.Entry) bool { return e.Details()["why"] == broken })
 		return err

@@ -31,6 +31,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 		}
 		return d.gate.Run(ctx)
 	})
+	g.Go(func() error { return d.sequencer.Run(ctx) })
 	g.Go(func() error { return d.record.Run(ctx) })
 	g.Go(func() error { return d.sinks.Run(ctx) })
 	if d.conf.KeepActions > 0 {

@@ -130,6 +130,7 @@ type daemon struct {
 	resolver *net.Resolver // asked for every name that this server itself connects to
 
 	ring        *signing.Ring
+	sequencer   *audit.Sequencer
 	record      *audit.Keeper
 	sinks       *sink.Forwarder
 	book        *rulebook.Book

@@ -17,7 +17,6 @@ package audit
 
 import (
 	"context"
-	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
@@ -101,7 +100,9 @@ func (e *Entry) encode(b []byte) []byte {
 
 // Append adds an entry to the chain as part of tx. It belongs to who.Project; for a
 // principal of the system the caller sets that to the project of object. Verbs without
-// a row in verb.go are refused, and projects that tx's turn does not cover. Until tx ends no other transaction can append.
+// a row in verb.go are refused, and projects that tx's turn does not cover. On SQLite no
+// other transaction can append until tx ends; on PostgreSQL the entry is pending first,
+// see [Settle].
 func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb Verb, object string, f Fields) error {
 	if !verb.Known() {
 		return fmt.Errorf("append audit entry: verb %q has no row in the table of verbs", verb) // unreachable
@@ -117,45 +118,97 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb Verb, ob
 	e := Entry{
 		Project: who.Project, Actor: clean(who.String()), Verb: verb, Object: clean(object), Detail: string(detail),
 	}
-	var prev, right []byte
-	var size int64
-	// The update locks the row: a second transaction waits for the first one's commit
-	// and continues from there, so the chain cannot fork.
-	err = tx.One(ctx, `update audit_head set seq = seq + 1 where id = 1 returning seq, hash, tree_size, tree_edge`, nil, &e.Seq, &prev, &size, &right)
-	if err != nil {
-		return fmt.Errorf("read chain head: %w", err)
+	if tx.Concurrent() {
+		e.At = time.Now()
+		return hold(ctx, tx, e)
 	}
-	copy(e.Prev[:], prev)
-	e.At = time.Now() // after the lock, so that times are in the order of the numbers
-	h, leaf, _ := e.hashes(nil)
-	// The attack: somebody who can write the database appends an entry which says
-	// that a person approved, with correct hashes.
-	seal, err := tx.MAC(sealed, h[:])
+	c, err := lockChain(ctx, tx)
 	if err != nil {
-		return fmt.Errorf("seal audit entry %d: %w", e.Seq, err)
+		return err
+	}
+	e.At = time.Now() // after the lock, so that times are in the order of the numbers
+	l, err := c.add(tx, e, 0, 0)
+	if err != nil {
+		return err
 	}
 	_, err = tx.ExecContext(ctx,
 		`insert into audit_entry (seq, at, project_id, actor, verb, object, detail, prev, hash, seal) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,
-		e.Seq, store.Time(e.At), e.Project, e.Actor, e.Verb, e.Object, e.Detail, e.Prev[:], h[:], seal)
+		l.Seq, store.Time(l.At), l.Project, l.Actor, l.Verb, l.Object, l.Detail, l.Prev[:], l.hash[:], l.seal)
+	if err == nil {
+		err = insertNodes(ctx, tx, l.first, l.nodes)
+	}
 	if err != nil {
-		return fmt.Errorf("append audit entry %d: %w", e.Seq, err)
+		return fmt.Errorf("append audit entry %d: %w", l.Seq, err)
 	}
+	return c.save(ctx, tx)
+}
+
+// A chain is the end of the chain and of the tree, to which entries are added.
+type chain struct {
+	Head
+
+	size  int64  // entries in the tree
+	right []byte // the edge of the tree as it is stored
+	edge  *edge  // nil if the tree lacks entries before the next one
+}
+
+// A link is an entry that was added to a chain: all that is stored of it.
+type link struct {
+	Entry
+
+	hash  Digest
+	seal  []byte
+	nodes []tlog.Hash // the hashes of the tree that it completes, from the index first on
+	first int64
+}
+
+// lockChain reads the end of the chain. It locks its row: a second transaction waits
+// for the first one's commit and continues from there, so the chain cannot fork.
+func lockChain(ctx context.Context, tx *store.Tx) (*chain, error) {
+	var c chain
+	var hash []byte
+	err := tx.One(ctx, `update audit_head set seq = seq where id = 1 returning seq, hash, tree_size, tree_edge`, nil, &c.Seq, &hash, &c.size, &c.right)
+	if err != nil {
+		return nil, fmt.Errorf("read chain head: %w", err)
+	}
+	copy(c.Hash[:], hash)
 	// If the tree lacks earlier entries, which a server of an old version may have
-	// appended, [Fill] adds them and this one.
-	if size == e.Seq-1 {
-		t, err := parseEdge(size, right)
-		if err == nil {
-			err = insertNodes(ctx, tx, tlog.StoredHashIndex(0, size), t.add(leaf))
+	// appended, [Fill] adds them and the next ones.
+	if c.size == c.Seq {
+		if c.edge, err = parseEdge(c.size, c.right); err != nil {
+			return nil, fmt.Errorf("read chain head: %w", err)
 		}
-		if err != nil {
-			return fmt.Errorf("append audit entry %d: %w", e.Seq, err)
-		}
-		size, right = t.size, t.bytes()
-	} else if right == nil {
-		right = []byte{} // SQLite returns empty bytes as nil, which would be stored as NULL
 	}
-	if _, err := tx.ExecContext(ctx, `update audit_head set hash = $1, tree_size = $2, tree_edge = $3 where id = 1`, h[:], size, right); err != nil {
-		return fmt.Errorf("append audit entry %d: %w", e.Seq, err)
+	return &c, nil
+}
+
+// add makes e the next entry. (number, n) is its name while it was pending, or zero.
+func (c *chain) add(tx *store.Tx, e Entry, number, n int64) (l link, err error) {
+	e.Seq, e.Prev = c.Seq+1, c.Hash
+	h, leaf, _ := e.hashes(nil)
+	l = link{Entry: e, hash: h}
+	// The attack: somebody who can write the database appends an entry which says
+	// that a person approved, with correct hashes.
+	if l.seal, err = tx.MAC(sealed, sealing(h, number, n)); err != nil {
+		return l, fmt.Errorf("seal audit entry %d: %w", e.Seq, err)
+	}
+	if c.edge != nil {
+		l.first, l.nodes = tlog.StoredHashIndex(0, c.edge.size), c.edge.add(leaf)
+	}
+	c.Head = Head{e.Seq, h}
+	return l, nil
+}
+
+// save stores the end of the chain.
+func (c *chain) save(ctx context.Context, tx *store.Tx) error {
+	if c.edge != nil {
+		c.size, c.right = c.edge.size, c.edge.bytes()
+	} else if c.right == nil {
+		c.right = []byte{} // SQLite returns empty bytes as nil, which would be stored as NULL
+	}
+	_, err := tx.ExecContext(ctx, `update audit_head set seq = $1, hash = $2, tree_size = $3, tree_edge = $4 where id = 1`, c.Seq, c.Hash[:], c.size, c.right)
+	if err != nil {
+		return fmt.Errorf("append audit entry %d: %w", c.Seq, err)
 	}
 	return nil
 }
@@ -164,10 +217,13 @@ func Append(ctx context.Context, tx *store.Tx, who auth.Principal, verb Verb, ob
 // previous hash, so the seal covers every entry up to this one.
 const sealed = "audit_entry"
 
-// sealHolds reports whether seal is the server's seal of an entry with this hash.
-func sealHolds(tx *store.Tx, hash Digest, seal []byte) bool {
-	want, err := tx.MAC(sealed, hash[:])
-	return err == nil && hmac.Equal(want, seal)
+// sealing returns what the seal of an entry covers: its hash, and its name if it was
+// pending.
+func sealing(hash Digest, number, n int64) []byte {
+	if number == 0 {
+		return hash[:]
+	}
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(hash[:], uint64(number)), uint64(n))
 }
 
 // ErrUnsealed means that this server did not write an entry.
@@ -183,17 +239,50 @@ func Last(ctx context.Context, tx *store.Tx, object string, verbs []Verb) (Entry
 		marks[i] = "$" + strconv.Itoa(i+2)
 	}
 	// The index on object serves this query; without it the whole record is read.
-	row := tx.QueryRowContext(ctx, `select seq, at, project_id, actor, verb, object, detail, prev, hash, seal from audit_entry
-		where object = $1 and verb in (`+strings.Join(marks, ", ")+`) order by seq desc limit 1`, args...)
+	in := `where object = $1 and verb in (` + strings.Join(marks, ", ") + `)`
+	query := `select 0, seq, at, project_id, actor, verb, object, detail, prev, hash, seal, tx, n from audit_entry ` + in + ` order by seq desc limit 1`
+	if tx.Concurrent() {
+		// What is pending is newer than what is in the chain. One statement reads both:
+		// between two, an entry could move. The attack: an entry that is in the chain is
+		// made pending again, with its seal, and so the newest.
+		query = `select * from (
+				(` + query + `) union all
+				(select 1, id, at, project_id, actor, verb, object, detail, seal, seal, seal, tx, n from audit_pending p ` + in + `
+					and refused_at = 0 and not exists (select 1 from audit_entry e where e.tx = p.tx and e.n = p.n and e.tx <> 0) order by id desc limit 1)
+			) as newest (fresh, seq, at, project_id, actor, verb, object, detail, prev, hash, seal, tx, n) order by fresh desc limit 1`
+	}
+	row := tx.QueryRowContext(ctx, query, args...)
+	var fresh, number, n int64
 	var seal []byte
-	e, hash, err := scan(func(dest ...any) error { return row.Scan(append(dest, &seal)...) })
+	e, hash, err := scan(func(dest ...any) error {
+		return row.Scan(append(append([]any{&fresh}, dest...), &seal, &number, &n)...)
+	})
 	if err != nil {
 		return Entry{}, fmt.Errorf("last entry about %s: %w", object, store.NotFound(err))
 	}
-	if e.Hash() != hash || !sealHolds(tx, hash, seal) {
+	if fresh == 1 {
+		p := pending{Entry: e, pendingName: pendingName{number, n}, seal: seal}
+		p.Seq, p.Prev = 0, Digest{}
+		if !p.holds(tx) {
+			return Entry{}, fmt.Errorf("pending entry about %s: %w", object, ErrUnsealed)
+		}
+		return p.Entry, nil
+	}
+	if e.Hash() != hash || !tx.Sealed(sealed, sealing(hash, number, n), seal) {
 		return Entry{}, fmt.Errorf("entry %d about %s: %w", e.Seq, object, ErrUnsealed)
 	}
 	return e, nil
+}
+
+// Count returns how many entries about object have a verb, as part of tx, with those
+// that are pending.
+func Count(ctx context.Context, tx *store.Tx, object string, verb Verb) (n int, err error) {
+	err = tx.One(ctx, `select (select count(*) from audit_entry where object = $1 and verb = $2) + (select count(*) from audit_pending where object = $1 and verb = $2)`,
+		[]any{object, verb}, &n)
+	if err != nil {
+		return 0, fmt.Errorf("count entries about %s: %w", object, err)
+	}
+	return n, nil
 }
 
 // Details returns the detail of e as fields.
@@ -214,12 +303,13 @@ func Sealed(ctx context.Context, tx *store.Tx, verb Verb) (bool, error) {
 	}{{`seq = $1`, 1}, {`verb = $1`, verb}} {
 		rows, err := store.List(ctx, tx, func(row func(...any) error) (f found, err error) {
 			var seal []byte
-			e, hash, err := scan(func(dest ...any) error { return row(append(dest, &seal)...) })
+			var number, n int64
+			e, hash, err := scan(func(dest ...any) error { return row(append(dest, &seal, &number, &n)...) })
 			whole := e.Hash() == hash
-			f.ours = whole && sealHolds(tx, hash, seal)
+			f.ours = whole && tx.Sealed(sealed, sealing(hash, number, n), seal)
 			f.other = whole && !f.ours && len(seal) > 0
 			return f, err
-		}, `select seq, at, project_id, actor, verb, object, detail, prev, hash, seal from audit_entry where `+q.where, q.arg)
+		}, `select seq, at, project_id, actor, verb, object, detail, prev, hash, seal, tx, n from audit_entry where `+q.where, q.arg)
 		if err != nil {
 			return false, fmt.Errorf("look for sealed entries: %w", err)
 		}
@@ -228,15 +318,29 @@ func Sealed(ctx context.Context, tx *store.Tx, verb Verb) (bool, error) {
 		}
 		other = other || slices.ContainsFunc(rows, func(f found) bool { return f.other })
 	}
+	// Before the first start, a command may have left entries that are still pending.
+	waiting, err := store.List(ctx, tx, scanPending, selectPending+`where refused_at = 0 order by p.id limit 100`)
+	if err != nil {
+		return false, fmt.Errorf("look for sealed entries: %w", err)
+	}
+	for _, p := range waiting {
+		if p.holds(tx) {
+			return true, nil
+		}
+		other = true
+	}
 	if other {
 		return false, ErrOtherKey
 	}
 	return false, nil
 }
 
-// Lock makes tx the only transaction that can append until it ends, as [Append] does.
-// It is for other tables whose rows must be in the order of the chain.
+// Lock makes tx the only transaction that can lock until it ends; on SQLite, as
+// [Append] does. It is for other tables whose rows must be in the order of the commits.
 func Lock(ctx context.Context, tx *store.Tx) error {
+	if tx.Concurrent() {
+		return tx.Lock(ctx, "audit order")
+	}
 	if _, err := tx.ExecContext(ctx, `update audit_head set seq = seq where id = 1`); err != nil {
 		return fmt.Errorf("lock chain head: %w", err)
 	}

@@ -25,11 +25,14 @@ func appendN(t *testing.T, db *store.DB, n int) {
 			t.Fatal(err)
 		}
 	}
+	if err := audit.Settle(t.Context(), db); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func verify(t *testing.T, db *store.DB, known audit.Head) (h audit.Head, err error) {
 	t.Helper()
-	verr := db.View(t.Context(), func(tx *store.Tx) error {
+	verr := audit.View(t.Context(), db, func(tx *store.Tx) error {
 		var r audit.Report
 		r, err = audit.Examine(t.Context(), tx, audit.Options{Known: known})
 		h = r.Head
@@ -141,7 +144,7 @@ func TestAppendHostileValues(t *testing.T) {
 		if _, err := verify(t, db, audit.Head{}); err != nil {
 			t.Fatal(err)
 		}
-		err = db.View(ctx, func(tx *store.Tx) error {
+		err = audit.View(ctx, db, func(tx *store.Tx) error {
 			es, err := audit.List(ctx, tx, audit.Query{Project: "prj_1", Verb: "egress."})
 			if len(es) != 1 || len(es[0].Detail) > 2200 {
 				t.Errorf("List = %d entries", len(es))

@@ -212,7 +212,8 @@ func (k *Keeper) Make(ctx context.Context) (s Signed, err error) {
 	if err != nil {
 		return Signed{}, err
 	}
-	if err := Fill(ctx, k.db, nil); err != nil {
+	// Without the newest entries the checkpoint is true as well; the next one has them.
+	if err := errors.Join(ignore(Settle(ctx, k.db), ErrPending), Fill(ctx, k.db, nil)); err != nil {
 		return Signed{}, err
 	}
 	err = k.db.Update(ctx, func(tx *store.Tx) error {
@@ -232,6 +233,14 @@ func (k *Keeper) Make(ctx context.Context) (s Signed, err error) {
 	}
 	k.last, k.at = s.TreeHead, s.At
 	return s, k.keepLocked(s)
+}
+
+// ignore returns err, or nil if it wraps what.
+func ignore(err, what error) error {
+	if errors.Is(err, what) {
+		return nil
+	}
+	return err
 }
 
 // keepLocked writes a checkpoint to Dir, File and Memory. A crash in between is
@@ -305,7 +314,7 @@ func (k *Keeper) due(ctx context.Context) (bool, error) {
 	var size int64
 	var newest Signed
 	err := k.db.View(ctx, func(tx *store.Tx) (err error) {
-		if err := tx.One(ctx, `select seq from audit_head where id = 1`, nil, &size); err != nil {
+		if err := tx.One(ctx, `select seq + (select count(*) from audit_pending where refused_at = 0) from audit_head where id = 1`, nil, &size); err != nil {
 			return err
 		}
 		newest, err = Latest(ctx, tx)

@@ -37,7 +37,7 @@ func signer(t testing.TB, name string) (note.Signer, note.Verifier) {
 
 func view(t testing.TB, db *store.DB, f func(ctx context.Context, tx *store.Tx) error) {
 	t.Helper()
-	if err := db.View(t.Context(), func(tx *store.Tx) error { return f(t.Context(), tx) }); err != nil {
+	if err := audit.View(t.Context(), db, func(tx *store.Tx) error { return f(t.Context(), tx) }); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -82,6 +82,10 @@ type Report struct {
 	Unread int      // checkpoints of an export that were not verified
 
 	Sealed int64 // first entry from which all entries are sealed; 0 if none is, or without the server's key
+
+	// Backlog are the entries that are committed and not in the chain yet. They are
+	// given to Each after the others; with the server's key, their seals hold.
+	Backlog Backlog
 }
 
 // ErrTwoRecords means that two signed checkpoints of the same size differ: somebody
@@ -97,6 +101,8 @@ type examiner struct {
 	kept []Kept // not yet reached, by size
 	good int64  // size of the largest kept checkpoint that matched
 	buf  []byte // reused for the encoding of each entry
+
+	names bool // the database has names of entries that were pending
 }
 
 func newExaminer(o Options) (*examiner, error) {
@@ -256,6 +262,9 @@ func Examine(ctx context.Context, tx *store.Tx, o Options) (Report, error) {
 	if err != nil {
 		return fail(err)
 	}
+	if x.names, err = hasMigration(ctx, tx, "0040_audit_pending"); err != nil {
+		return fail(err)
+	}
 	var at []byte // the edge of the tree at its stored size
 	for more := true; more; {
 		from := x.last.Seq
@@ -294,8 +303,8 @@ func Examine(ctx context.Context, tx *store.Tx, o Options) (Report, error) {
 	if head != x.last {
 		return x.r, &BrokenError{Seq: min(head.Seq, x.last.Seq) + 1, Reason: fmt.Sprintf("the chain ends at %d and its head says %d", x.last.Seq, head.Seq)}
 	}
-	if !tree {
-		return x.r, nil
+	if err := x.pending(ctx, tx); err != nil || !tree {
+		return x.r, err
 	}
 	if size > x.last.Seq || !bytes.Equal(at, right) {
 		return x.r, &BrokenError{Seq: min(size, x.last.Seq) + 1, Reason: fmt.Sprintf("the chain ends at %d and its tree at %d, or elsewhere", x.last.Seq, size)}
@@ -337,20 +346,24 @@ func (x *examiner) stored(ctx context.Context, tx *store.Tx, size int64) error {
 // written by versions without seals have none. The first sealed entry covers them,
 // since its hash covers the chain before it. Every later entry must be sealed.
 func (x *examiner) seals(ctx context.Context, tx *store.Tx, from int64) error {
-	rows, err := tx.QueryContext(ctx, `select seq, hash, seal from audit_entry where seq > $1 and seq <= $2 order by seq`, from, x.last.Seq)
+	names := "0, 0"
+	if x.names {
+		names = "tx, n"
+	}
+	rows, err := tx.QueryContext(ctx, `select seq, hash, seal, `+names+` from audit_entry where seq > $1 and seq <= $2 order by seq`, from, x.last.Seq)
 	if err != nil {
 		return fmt.Errorf("read seals: %w", err)
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var seq int64
+		var seq, number, n int64
 		var sum, seal []byte
-		if err := rows.Scan(&seq, &sum, &seal); err != nil {
+		if err := rows.Scan(&seq, &sum, &seal, &number, &n); err != nil {
 			return fmt.Errorf("read seals: %w", err)
 		}
 		switch {
 		case len(seal) == 0 && x.r.Sealed == 0:
-		case len(sum) != len(Digest{}) || !sealHolds(tx, Digest(sum), seal):
+		case len(sum) != len(Digest{}) || !tx.Sealed(sealed, sealing(Digest(sum), number, n), seal):
 			// The attack: somebody who can write the database rewrites the entries after
 			// the last checkpoint, with correct hashes.
 			return &BrokenError{Seq: seq, Reason: "it is not sealed with this server's key: the server did not write it"}
@@ -359,6 +372,50 @@ func (x *examiner) seals(ctx context.Context, tx *store.Tx, from int64) error {
 		}
 	}
 	return rows.Err()
+}
+
+// pending verifies that no entry was put into the chain twice, and the entries that are
+// not in it yet.
+func (x *examiner) pending(ctx context.Context, tx *store.Tx) (err error) {
+	if !x.names {
+		return nil
+	}
+	// The attack: an entry is made pending again, after the index that forbids it was
+	// dropped, and the server puts it into the chain as news.
+	var twice int64
+	err = tx.One(ctx, `select coalesce(max(seq), 0) from (select max(seq) as seq from audit_entry where tx <> 0 group by tx, n having count(*) > 1) as e`, nil, &twice)
+	if err != nil {
+		return fmt.Errorf("look for entries that are there twice: %w", err)
+	}
+	if twice > 0 {
+		return &BrokenError{Seq: twice, Reason: "it is there twice: it was made pending again"}
+	}
+	if x.r.Backlog, err = Waiting(ctx, tx); err != nil {
+		return err
+	}
+	if x.r.Backlog == (Backlog{}) {
+		return nil
+	}
+	seq := x.last.Seq
+	rows, err := store.List(ctx, tx, scanPending, selectPending+`join (select tx, min(id) as first from audit_pending group by tx) as t on t.tx = p.tx order by t.first, p.id`)
+	if err != nil {
+		return fmt.Errorf("read pending entries: %w", err)
+	}
+	seen := map[pendingName]bool{}
+	for _, p := range rows {
+		seq++
+		if p.refused || p.known || seen[p.pendingName] || tx.Keyed() && !p.holds(tx) {
+			return &BrokenError{Seq: seq, Reason: fmt.Sprintf("it is pending (row %d), and the server did not write it, or did before and it is in the chain already", p.id)}
+		}
+		seen[p.pendingName] = true
+		p.Seq = seq // if no other is committed before it is sequenced
+		if x.o.Each != nil {
+			if err := x.o.Each(p.Entry); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // hasTree reports whether the database has a tree. A backup of an old version has none.

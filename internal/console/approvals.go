@@ -132,7 +132,7 @@ func (s actionHandlers) comment(w http.ResponseWriter, r *http.Request, who auth
 
 // history returns the audit entries about object, oldest first.
 func (s reviews) history(ctx context.Context, who auth.Principal, object string) (es []audit.Entry, err error) {
-	err = s.db.View(ctx, func(tx *store.Tx) error {
+	err = audit.View(ctx, s.db, func(tx *store.Tx) error {
 		es, err = audit.List(ctx, tx, audit.Query{Project: who.Project, Object: object})
 		return err
 	})

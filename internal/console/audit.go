@@ -101,7 +101,7 @@ func (s auditHandlers) audit(w http.ResponseWriter, r *http.Request, who auth.Pr
 		}
 		q.Before, v.Paged = n, true
 	}
-	err := s.db.View(ctx, func(tx *store.Tx) (err error) {
+	err := audit.View(ctx, s.db, func(tx *store.Tx) (err error) {
 		if v.Entries, err = audit.List(ctx, tx, q); err != nil {
 			return err
 		}
@@ -163,7 +163,7 @@ func (s auditHandlers) entry(w http.ResponseWriter, r *http.Request, who auth.Pr
 		return err
 	}
 	var v entryPage
-	err = s.db.View(r.Context(), func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
+	err = audit.View(r.Context(), s.db, func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
 		if v.Entry, v.Recorded, err = audit.Read(r.Context(), tx, who.Project, seq); err != nil {
 			return err
 		}
@@ -187,7 +187,7 @@ func (s auditHandlers) proof(w http.ResponseWriter, r *http.Request, who auth.Pr
 		return err
 	}
 	var b []byte
-	err = s.db.View(r.Context(), func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
+	err = audit.View(r.Context(), s.db, func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
 		p, err := audit.ProveEntry(r.Context(), tx, who.Project, seq)
 		if errors.Is(err, audit.ErrNoCheckpoint) {
 			return fmt.Errorf("proof of entry %d: %w", seq, store.ErrNotFound)
@@ -207,7 +207,7 @@ func (s auditHandlers) proof(w http.ResponseWriter, r *http.Request, who auth.Pr
 // checkpoint answers with the newest checkpoint, to be kept elsewhere.
 func (s auditHandlers) checkpoint(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	var newest audit.Signed
-	err := s.db.View(r.Context(), func(tx *store.Tx) (err error) { //nolint:contextcheck // r's context is what is passed
+	err := audit.View(r.Context(), s.db, func(tx *store.Tx) (err error) { //nolint:contextcheck // r's context is what is passed
 		newest, err = audit.Latest(r.Context(), tx)
 		return err
 	})
@@ -281,7 +281,7 @@ func (s auditHandlers) verify(w http.ResponseWriter, r *http.Request, who auth.P
 		return ctx.Err()
 	}
 	var report audit.Report
-	err = s.db.View(ctx, func(tx *store.Tx) (err error) {
+	err = audit.View(ctx, s.db, func(tx *store.Tx) (err error) {
 		report, err = audit.Examine(ctx, tx, o)
 		return err
 	})

@@ -65,7 +65,7 @@ func TestSavedCheckpointRevealsRewrite(t *testing.T) {
 		t.Errorf("checkpoint = %q, %v", kept.body, kept.header)
 	}
 	var seq int64
-	if err := f.db.View(t.Context(), func(tx *store.Tx) error {
+	if err := audit.View(t.Context(), f.db, func(tx *store.Tx) error {
 		list, err := audit.List(t.Context(), tx, audit.Query{Object: a.ID})
 		if err == nil {
 			seq = list[0].Seq

@@ -28,7 +28,7 @@ import (
 // entry's detail.
 func (f *fixture) verbs(prefix string) (out []string, last audit.Entry) {
 	f.t.Helper()
-	err := f.db.View(f.t.Context(), func(tx *store.Tx) error {
+	err := audit.View(f.t.Context(), f.db, func(tx *store.Tx) error {
 		es, err := audit.List(f.t.Context(), tx, audit.Query{Verb: prefix, Limit: 500})
 		for _, e := range slices.Backward(es) {
 			out, last = append(out, string(e.Verb)), e

@@ -134,7 +134,7 @@ func (f *fixture) age(t *testing.T, column, id string, d time.Duration) {
 func (f *fixture) verbs(t *testing.T, who auth.Principal, id string) (out []string) {
 	t.Helper()
 	var es []audit.Entry
-	err := f.db.View(t.Context(), func(tx *store.Tx) (err error) {
+	err := audit.View(t.Context(), f.db, func(tx *store.Tx) (err error) {
 		es, err = audit.List(t.Context(), tx, audit.Query{Project: who.Project, Object: id})
 		return err
 	})

@@ -80,7 +80,7 @@ func (s auditServer) listAudit(w http.ResponseWriter, r *http.Request, c caller)
 		}
 	}
 	var list []audit.Entry
-	err = s.db.View(r.Context(), func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
+	err = audit.View(r.Context(), s.db, func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
 		list, err = audit.List(r.Context(), tx, q)
 		return err
 	})
@@ -132,7 +132,7 @@ func (s auditServer) getCheckpoint(w http.ResponseWriter, r *http.Request, c cal
 		return err
 	}
 	var found audit.Signed
-	err = s.db.View(r.Context(), func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
+	err = audit.View(r.Context(), s.db, func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
 		if seq > 0 {
 			found, err = audit.Covering(r.Context(), tx, seq)
 		} else {
@@ -190,7 +190,7 @@ func (s auditServer) getProof(w http.ResponseWriter, r *http.Request, c caller) 
 		return fmt.Errorf("%w: want seq, for an entry, or from and to, for the record of two sizes", errRequest)
 	}
 	var out api.Proof
-	err := s.db.View(r.Context(), func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
+	err := audit.View(r.Context(), s.db, func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
 		ctx := r.Context()
 		if seq := at["seq"]; seq > 0 {
 			p, err := audit.ProveEntry(ctx, tx, c.Project, seq)

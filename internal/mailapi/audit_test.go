@@ -38,7 +38,7 @@ func (f *fixture) entry(t *testing.T) (seq int64) {
 	if _, err := f.record.Make(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	err := f.db.View(t.Context(), func(tx *store.Tx) error {
+	err := audit.View(t.Context(), f.db, func(tx *store.Tx) error {
 		list, err := audit.List(t.Context(), tx, audit.Query{Project: f.person.Project, Limit: 1})
 		if err == nil {
 			seq = list[0].Seq

@@ -211,7 +211,7 @@ func TestGatedAllArrivals(t *testing.T) {
 		if !errors.Is(err, mailbox.ErrFull) {
 			t.Errorf("while it is stopped: %v", err)
 		}
-		err = f.db.View(ctx, func(tx *store.Tx) error {
+		err = audit.View(ctx, f.db, func(tx *store.Tx) error {
 			list, err := audit.List(ctx, tx, audit.Query{Limit: 1000})
 			for _, e := range list {
 				if strings.Contains(e.Detail, secretWord) || strings.Contains(e.Detail, "bob@") {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/delivery"
 	"postern/internal/directory"
@@ -611,7 +612,7 @@ func TestWarmUp(t *testing.T) {
 // verbs are what the audit says of an action, oldest first.
 func (d *delivering) verbs(action string) string {
 	var out []string
-	err := d.db.View(d.t.Context(), func(tx *store.Tx) error {
+	err := audit.View(d.t.Context(), d.db, func(tx *store.Tx) error {
 		rows, err := tx.QueryContext(d.t.Context(), `select verb from audit_entry where object = $1 order by seq`, action)
 		if err != nil {
 			return err

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/directory"
 	"postern/internal/keyring"
@@ -363,7 +364,7 @@ func (f *fixture) exec(t *testing.T, query string, args ...any) {
 
 func (f *fixture) count(t *testing.T, query string, args ...any) (n int) {
 	t.Helper()
-	if err := f.db.View(t.Context(), func(tx *store.Tx) error { return tx.One(t.Context(), query, args, &n) }); err != nil {
+	if err := audit.View(t.Context(), f.db, func(tx *store.Tx) error { return tx.One(t.Context(), query, args, &n) }); err != nil {
 		t.Fatal(err)
 	}
 	return n

@@ -187,7 +187,7 @@ func TestFlags(t *testing.T) {
 		if !bytes.Contains(v.Raw, []byte(secret)) {
 			t.Error("the source is not what leaves")
 		}
-		err = db.View(t.Context(), func(tx *store.Tx) error {
+		err = audit.View(t.Context(), db, func(tx *store.Tx) error {
 			list, err := audit.List(t.Context(), tx, audit.Query{Limit: 1000})
 			for _, e := range list {
 				if strings.Contains(e.Detail, secret[4:]) || strings.Contains(e.Detail, "Xk29") {

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
@@ -124,7 +125,7 @@ func TestQuarantine(t *testing.T) {
 		}
 		for _, verb := range []string{"message.quarantine", "message.release", "message.drop"} {
 			var n int
-			err := db.View(ctx, func(tx *store.Tx) error {
+			err := audit.View(ctx, db, func(tx *store.Tx) error {
 				return tx.One(ctx, `select count(*) from audit_entry where verb = $1`, []any{verb}, &n)
 			})
 			if want := map[bool]int{true: 2, false: 1}[verb == "message.quarantine"]; err != nil || n != want {

@@ -231,7 +231,7 @@ func TestCodes(t *testing.T) {
 		}
 
 		bare := strings.ReplaceAll(code.Reveal(), "-", "")
-		err := f.db.View(ctx, func(tx *store.Tx) error {
+		err := audit.View(ctx, f.db, func(tx *store.Tx) error {
 			list, err := audit.List(ctx, tx, audit.Query{Limit: 1000})
 			if err != nil {
 				return err
@@ -430,7 +430,7 @@ func TestDemoted(t *testing.T) {
 		if err != nil || got.Mode != policy.GatedSend || !strings.Contains(got.ModeReason, "5 of 5 recipients bounced") {
 			t.Errorf("after five bounces: %+v, %v", got, err)
 		}
-		err = f.db.View(ctx, func(tx *store.Tx) error {
+		err = audit.View(ctx, f.db, func(tx *store.Tx) error {
 			list, err := audit.List(ctx, tx, audit.Query{Object: b.ID, Verb: "inbox.demote"})
 			if err != nil || len(list) != 1 || !strings.Contains(list[0].Detail, "bounced") {
 				t.Errorf("audit: %+v, %v", list, err)

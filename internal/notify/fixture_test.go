@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"testing"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/notify"
@@ -380,7 +381,7 @@ func (f *fixture) exec(query string, args ...any) {
 
 func (f *fixture) count(query string, args ...any) (n int) {
 	f.t.Helper()
-	err := f.db.View(f.t.Context(), func(tx *store.Tx) error { return tx.One(f.t.Context(), query, args, &n) })
+	err := audit.View(f.t.Context(), f.db, func(tx *store.Tx) error { return tx.One(f.t.Context(), query, args, &n) })
 	if err != nil {
 		f.t.Fatal(err)
 	}

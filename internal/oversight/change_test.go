@@ -57,7 +57,7 @@ func (f *fixture) come(column, id string) {
 
 func (f *fixture) verbs(id string) (verbs []string) {
 	f.t.Helper()
-	err := f.db.View(f.t.Context(), func(tx *store.Tx) error {
+	err := audit.View(f.t.Context(), f.db, func(tx *store.Tx) error {
 		es, err := audit.List(f.t.Context(), tx, audit.Query{Object: id})
 		for _, e := range slices.Backward(es) {
 			verbs = append(verbs, string(e.Verb))
@@ -422,7 +422,7 @@ func TestWaits(t *testing.T) {
 		}
 		var verbs []string
 		var es []audit.Entry
-		err := db.View(t.Context(), func(tx *store.Tx) (err error) {
+		err := audit.View(t.Context(), db, func(tx *store.Tx) (err error) {
 			es, err = audit.List(t.Context(), tx, audit.Query{Project: got.Project, Object: a.ID})
 			return err
 		})

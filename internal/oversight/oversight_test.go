@@ -186,7 +186,7 @@ func TestApproveRunsOnce(t *testing.T) {
 		if got := f.state(a.ID); got.State != oversight.Done || len(f.eff.ran) != 1 || got.Decider != "person:ann" || got.Result != "ok" {
 			t.Errorf("state = %+v, ran %d times", got, len(f.eff.ran))
 		}
-		err := db.View(t.Context(), func(tx *store.Tx) error {
+		err := audit.View(t.Context(), db, func(tx *store.Tx) error {
 			es, err := audit.List(t.Context(), tx, audit.Query{Object: a.ID})
 			var verbs []string
 			for _, e := range slices.Backward(es) {

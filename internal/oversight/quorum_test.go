@@ -163,7 +163,7 @@ func (h *house) refuses(who auth.Principal, a oversight.Action, words ...string)
 // field returns a field of the entry in the record that says that a was approved.
 func (h *house) field(a oversight.Action, name string) (out string) {
 	h.t.Helper()
-	h.must(h.db.View(h.t.Context(), func(tx *store.Tx) error {
+	h.must(audit.View(h.t.Context(), h.db, func(tx *store.Tx) error {
 		es, err := audit.List(h.t.Context(), tx, audit.Query{Object: a.ID, Verb: "action.approve"})
 		if err == nil && len(es) != 1 {
 			err = fmt.Errorf("%d entries say that %s was approved", len(es), a.ID)

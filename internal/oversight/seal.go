@@ -357,7 +357,7 @@ func (g *Gate) Adopt(ctx context.Context, anew bool, others ...store.Sealed) err
 	n := 0
 	err := g.db.Update(ctx, func(tx *store.Tx) error {
 		var entries int64
-		if err := tx.One(ctx, `select seq from audit_head where id = 1`, nil, &entries); err != nil {
+		if err := tx.One(ctx, `select seq + (select count(*) from audit_pending) from audit_head where id = 1`, nil, &entries); err != nil {
 			return fmt.Errorf("read chain head: %w", err)
 		}
 		done, err := audit.Sealed(ctx, tx, audit.RecordSeal)

@@ -24,6 +24,9 @@ import (
 // raw runs statements behind the server's back.
 func (f *fixture) raw(statements ...string) {
 	f.t.Helper()
+	if err := audit.Settle(f.t.Context(), f.db); err != nil {
+		f.t.Fatal(err)
+	}
 	err := f.db.Update(f.t.Context(), func(tx *store.Tx) error {
 		for _, s := range statements {
 			if _, err := tx.ExecContext(f.t.Context(), s); err != nil {
@@ -42,7 +45,7 @@ func (f *fixture) raw(statements ...string) {
 func (f *fixture) named(id string) (out []string) {
 	f.t.Helper()
 	l := oversight.NewLedger()
-	err := f.db.View(f.t.Context(), func(tx *store.Tx) error {
+	err := audit.View(f.t.Context(), f.db, func(tx *store.Tx) error {
 		if _, err := audit.Examine(f.t.Context(), tx, audit.Options{Each: l.Entry}); err != nil {
 			out = append(out, err.Error())
 			return nil

@@ -87,7 +87,7 @@ func (f *fixture) in(token auth.Secret) bool {
 // verbs returns what the record says of people, oldest first.
 func (f *fixture) verbs() (out []string) {
 	f.t.Helper()
-	err := f.db.View(f.t.Context(), func(tx *store.Tx) error {
+	err := audit.View(f.t.Context(), f.db, func(tx *store.Tx) error {
 		es, err := audit.List(f.t.Context(), tx, audit.Query{Verb: "person."})
 		for _, e := range slices.Backward(es) {
 			out = append(out, strings.TrimPrefix(string(e.Verb), "person.")+" "+e.Object)

@@ -181,7 +181,7 @@ func TestChange(t *testing.T) {
 			t.Errorf("got %v for another project's version, want ErrNotFound", err)
 		}
 		var entries []audit.Entry
-		err = db.View(t.Context(), func(tx *store.Tx) (err error) {
+		err = audit.View(t.Context(), db, func(tx *store.Tx) (err error) {
 			entries, err = audit.List(t.Context(), tx, audit.Query{Project: f.owner.Project, Verb: "policy.change", Limit: 10})
 			return err
 		})

@@ -322,7 +322,7 @@ func (f *fixture) create(r sandbox.Request) sandbox.Info {
 // verbs returns what the audit holds about a sandbox, oldest first.
 func (f *fixture) verbs(id string) (out []string) {
 	f.t.Helper()
-	err := f.db.View(f.t.Context(), func(tx *store.Tx) error {
+	err := audit.View(f.t.Context(), f.db, func(tx *store.Tx) error {
 		es, err := audit.List(f.t.Context(), tx, audit.Query{Object: id})
 		for _, e := range slices.Backward(es) {
 			out = append(out, string(e.Verb))

@@ -59,6 +59,13 @@ func (tx *Tx) MAC(purpose string, data []byte) ([]byte, error) {
 	return m.Sum(nil), nil
 }
 
+// Sealed reports whether seal is the MAC of data for a purpose. Without the server's key
+// it is false.
+func (tx *Tx) Sealed(purpose string, data, seal []byte) bool {
+	want, err := tx.MAC(purpose, data)
+	return err == nil && hmac.Equal(want, seal)
+}
+
 // Newest returns the largest value that this process has seen of a counter that
 // only grows, and remembers n once tx is committed. The attack: an earlier row is
 // restored with its valid seal. The memory is that of the process: after a restart

@@ -63,6 +63,9 @@ type Tx struct {
 	after []func()
 	seals *sealer
 	turn  Turn
+
+	postgres         bool
+	number, numbered int64 // see Number
 }
 
 // AfterCommit registers f to be called after the transaction is committed; it is
@@ -276,7 +279,7 @@ func (db *DB) run(ctx context.Context, conns *sql.DB, o *sql.TxOptions, fn func(
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	tx := &Tx{Tx: stx, seals: db.seals, turn: Turn{task: "view"}}
+	tx := &Tx{Tx: stx, seals: db.seals, turn: Turn{task: "view"}, postgres: db.postgres}
 	if err := fn(tx); err != nil {
 		// database/sql has already rolled back a transaction whose context ended.
 		if rerr := tx.Rollback(); rerr != nil && !errors.Is(rerr, sql.ErrTxDone) {

@@ -204,7 +204,7 @@ func TestEndsWithItsKey(t *testing.T) {
 			t.Errorf("%d requests were made after the key was revoked", n)
 		}
 		var entries []audit.Entry
-		err := db.View(t.Context(), func(tx *store.Tx) (err error) {
+		err := audit.View(t.Context(), db, func(tx *store.Tx) (err error) {
 			entries, err = audit.List(t.Context(), tx, audit.Query{Project: a.Project, Verb: "webhook.disable", Limit: 10})
 			return err
 		})

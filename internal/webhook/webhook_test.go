@@ -403,7 +403,7 @@ func TestDisabled(t *testing.T) {
 		if full != 2 {
 			t.Errorf("got %d deliveries that found the queue full, want 2", full)
 		}
-		err := db.View(t.Context(), func(tx *store.Tx) error {
+		err := audit.View(t.Context(), db, func(tx *store.Tx) error {
 			es, err := audit.List(t.Context(), tx, audit.Query{Verb: "webhook.disable", Limit: 10})
 			if len(es) != 2 {
 				t.Errorf("got %d entries of the audit, want 2", len(es))
@@ -472,7 +472,7 @@ func TestOwnersManageWebhooks(t *testing.T) {
 		}
 		// The stored secret is not the secret, and the audit shows no token.
 		var stored []byte
-		err := db.View(t.Context(), func(tx *store.Tx) error {
+		err := audit.View(t.Context(), db, func(tx *store.Tx) error {
 			if err := tx.One(t.Context(), `select secret from webhook where id = $1`, []any{w.ID}, &stored); err != nil {
 				return err
 			}

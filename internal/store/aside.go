@@ -1,0 +1,54 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+)
+
+// Aside runs fn in a transaction that writes without taking its turn: beside those of
+// [DB.Update]. It is for rows that no transaction of Update locks for longer than a
+// statement; fn sees what they have committed, statement by statement. On SQLite,
+// which has one writer, it is Update. The turn of tx covers no project.
+func (db *DB) Aside(ctx context.Context, fn func(tx *Tx) error) error {
+	return db.run(ctx, db.write, nil, fn)
+}
+
+// Concurrent reports whether transactions of several writers may run at the same time:
+// on PostgreSQL, not on SQLite.
+func (tx *Tx) Concurrent() bool { return tx.postgres }
+
+// Concurrent is [Tx.Concurrent] of the database's transactions.
+func (db *DB) Concurrent() bool { return db.postgres }
+
+// Number names something that tx inserts: a random number of tx, never 0, and how many
+// were numbered in tx before.
+func (tx *Tx) Number() (number, n int64) {
+	for tx.number == 0 {
+		tx.number = rand.Int64() // unlikely to repeat; who may not choose it checks a seal
+	}
+	tx.numbered++
+	return tx.number, tx.numbered - 1
+}
+
+// TryLock takes a lock by name until tx ends, and reports whether it has it: false if
+// another transaction does. On SQLite it always has it.
+func (tx *Tx) TryLock(ctx context.Context, name string) (ok bool, err error) {
+	if !tx.postgres {
+		return true, nil
+	}
+	// The schema is part of the key: several installations may be schemas of one database.
+	err = tx.One(ctx, `select pg_try_advisory_xact_lock(hashtextextended(current_schema() || ' ' || $1, 0))`, []any{name}, &ok)
+	return ok, err
+}
+
+// Lock takes a lock by name until tx ends, and waits for it. On SQLite it always has it.
+func (tx *Tx) Lock(ctx context.Context, name string) error {
+	if !tx.postgres {
+		return nil
+	}
+	if _, err := tx.ExecContext(ctx, `select pg_advisory_xact_lock(hashtextextended(current_schema() || ' ' || $1, 0))`, name); err != nil {
+		return fmt.Errorf("lock %s: %w", name, err)
+	}
+	return nil
+}
