@@ -221,6 +221,12 @@ func report(out *output, r audit.Report, o audit.Options, f found) {
 	} else {
 		fmt.Fprintf(out, "the audit chain holds: %d entries\nhead %s\n", r.Entries, r.Head)
 		fmt.Fprintf(out, "tree %d:%s\n", r.Entries, base64.StdEncoding.EncodeToString(r.Root[:]))
+		if b := r.Backlog; b.Pending > 0 {
+			fmt.Fprintf(out, "pending %d entries, the oldest since %s\n", b.Pending, b.Oldest.Format(time.RFC3339))
+			if b.Late() {
+				fmt.Fprintf(out, "warning: a server that runs puts an entry into the chain in a tenth of a second; if one runs, see its log\n")
+			}
+		}
 	}
 	fmt.Fprintln(out, "shown:")
 	say := func(format string, args ...any) { fmt.Fprintf(out, "  - "+format+"\n", args...) }
@@ -276,8 +282,7 @@ func report(out *output, r audit.Report, o audit.Options, f found) {
 		say("that the key of the checkpoints is the server's: it is from the database itself (--key)")
 	}
 	if n := r.Backlog.Pending; n > 0 {
-		// Whoever can write the database can remove one of these alone, unseen.
-		say("that the %d entries that are pending, the oldest since %s, get into the chain: a server that runs puts them there in a tenth of a second", n, r.Backlog.Oldest.Format(time.RFC3339))
+		say("that no entry that was pending beside these %d was removed", n)
 	}
 	if r.Unread > 0 {
 		say("what %d checkpoints in the export are worth: they are not signed by a key that was given (--key), or not of the place where they stand", r.Unread)

@@ -1,7 +1,8 @@
 // Package audit keeps the append-only, hash-chained record of what happened.
 //
 // An entry is appended in the transaction of the change that it records, so that
-// neither can be committed without the other.
+// neither can be committed without the other. On PostgreSQL it is pending until a
+// [Sequencer] has moved it into the chain.
 //
 // The chain detects an entry that was changed, removed or inserted. A Merkle tree
 // over the same entries (RFC 6962, section 2) gives short proofs that an entry is in

@@ -22,7 +22,7 @@ import (
 // Rows that transactions of different turns share are locked until the end by the
 // statement that changes them. Such statements come last, in this order, so that no
 // two transactions wait for each other: the counts of the project (package quota),
-// the number of an inbox's last event, the record (package audit).
+// the number of an inbox's last event.
 //
 // SQLite has one writer: there every turn is All. The zero Turn is All.
 type Turn struct{ project, thing, task string }
