@@ -262,7 +262,7 @@ func Examine(ctx context.Context, tx *store.Tx, o Options) (Report, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if x.names, err = hasMigration(ctx, tx, "0040_audit_pending"); err != nil {
+	if x.names, err = hasMigration(ctx, tx, "0041_audit_pending"); err != nil {
 		return fail(err)
 	}
 	var at []byte // the edge of the tree at its stored size
