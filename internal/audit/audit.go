@@ -336,18 +336,6 @@ func Sealed(ctx context.Context, tx *store.Tx, verb Verb) (bool, error) {
 	return false, nil
 }
 
-// Lock makes tx the only transaction that can lock until it ends; on SQLite, as
-// [Append] does. It is for other tables whose rows must be in the order of the commits.
-func Lock(ctx context.Context, tx *store.Tx) error {
-	if tx.Concurrent() {
-		return tx.Lock(ctx, "audit order")
-	}
-	if _, err := tx.ExecContext(ctx, `update audit_head set seq = seq where id = 1`); err != nil {
-		return fmt.Errorf("lock chain head: %w", err)
-	}
-	return nil
-}
-
 // bounded makes hostile values safe to store: valid UTF-8 of bounded length, without
 // NUL, which PostgreSQL refuses.
 func bounded(f Fields) Fields {

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 )
 
@@ -40,15 +39,4 @@ func (tx *Tx) TryLock(ctx context.Context, name string) (ok bool, err error) {
 	// The schema is part of the key: several installations may be schemas of one database.
 	err = tx.One(ctx, `select pg_try_advisory_xact_lock(hashtextextended(current_schema() || ' ' || $1, 0))`, []any{name}, &ok)
 	return ok, err
-}
-
-// Lock takes a lock by name until tx ends, and waits for it. On SQLite it always has it.
-func (tx *Tx) Lock(ctx context.Context, name string) error {
-	if !tx.postgres {
-		return nil
-	}
-	if _, err := tx.ExecContext(ctx, `select pg_advisory_xact_lock(hashtextextended(current_schema() || ' ' || $1, 0))`, name); err != nil {
-		return fmt.Errorf("lock %s: %w", name, err)
-	}
-	return nil
 }
