@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 
 	"github.com/spf13/pflag"
 
@@ -63,11 +64,20 @@ func inDatabase(ctx context.Context, c Config, f func(*store.Tx, auth.Principal)
 	if err := db.UseKey(key); err != nil {
 		return err
 	}
-	return db.Update(ctx, func(tx *store.Tx) error {
+	err = db.Update(ctx, func(tx *store.Tx) error {
 		project, err := auth.FirstProject(ctx, tx)
 		if err != nil {
 			return fmt.Errorf("there is no project in %s yet; start the server once with postern up", store.Redact(c.source()))
 		}
 		return f(tx, auth.Principal{Kind: auth.Person, ID: "local", Project: project, Role: auth.Owner, Operator: true})
 	})
+	if err != nil {
+		return err
+	}
+	// It is done, whether its entry is in the chain already or not. No server may be
+	// running that puts it there.
+	if err := audit.Settle(ctx, db); err != nil {
+		fmt.Fprintln(os.Stderr, "note: the entry in the record is pending until a server starts:", err)
+	}
+	return nil
 }

@@ -47,6 +47,7 @@ type keptState struct {
 	Newest audit.Signed // checkpoint
 	Any    bool         // there is one
 	Failed string       // why no checkpoint can be made; empty if one can
+	Wait   string       // what is wrong with entries that are not in the chain yet; empty if nothing is
 	Sinks  []sink.Status
 }
 
@@ -133,6 +134,16 @@ func (s auditHandlers) kept(ctx context.Context, tx *store.Tx) (k keptState, err
 		if failed := s.conf.Record.State().Failed; failed != nil && !errors.Is(failed, audit.ErrNoCheckpoint) {
 			k.Failed = failed.Error()
 		}
+	}
+	b, err := audit.Waiting(ctx, tx)
+	if err != nil {
+		return k, err
+	}
+	switch {
+	case b.Refused > 0:
+		k.Wait = fmt.Sprintf("%d pending entries were not written by this server, or were repeated, and are not put into the record", b.Refused)
+	case b.Late():
+		k.Wait = fmt.Sprintf("%d entries are pending, the oldest since %s, and are not put into the record", b.Pending, b.Oldest.Format(time.DateTime))
 	}
 	k.Sinks, err = sink.List(ctx, tx)
 	return k, err
