@@ -18,12 +18,15 @@ import (
 
 // A BrokenError says where verification of a record failed.
 type BrokenError struct {
-	Seq    int64 // the first bad entry
+	Seq    int64 // the first bad entry; 0 if that has no number yet
 	To     int64 // if only a range is known to contain the bad entry: its last entry; otherwise zero
 	Reason string
 }
 
 func (e *BrokenError) Error() string {
+	if e.Seq == 0 {
+		return "audit broken: " + e.Reason // the same text each time, however long the chain is by then
+	}
 	if e.To > e.Seq {
 		return fmt.Sprintf("audit chain broken at one of the entries %d to %d: %s", e.Seq, e.To, e.Reason)
 	}
@@ -405,7 +408,7 @@ func (x *examiner) pending(ctx context.Context, tx *store.Tx) (err error) {
 	for _, p := range rows {
 		seq++
 		if p.refused || p.known || seen[p.pendingName] || tx.Keyed() && !p.holds(tx) {
-			return &BrokenError{Seq: seq, Reason: fmt.Sprintf("it is pending (row %d), and the server did not write it, or did before and it is in the chain already", p.id)}
+			return &BrokenError{Reason: fmt.Sprintf("the server did not write row %d of the pending entries, or it did before and the entry is in the chain already", p.id)}
 		}
 		seen[p.pendingName] = true
 		p.Seq = seq // if no other is committed before it is sequenced
