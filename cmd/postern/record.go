@@ -100,10 +100,6 @@ func (d *daemon) buildRecord(ctx context.Context) (err error) {
 	} else if err != nil {
 		return err
 	}
-	// What a former process has left, before anything looks for the newest entries.
-	if err := audit.Settle(ctx, d.db); err != nil && !errors.Is(err, audit.ErrPending) {
-		return err
-	}
 	d.sequencer = audit.NewSequencer(d.log, d.db)
 	name := signing.CheckpointName(d.conf.MailDomain)
 	d.record, err = audit.NewKeeper(d.log, d.db, audit.KeeperConfig{
@@ -129,6 +125,11 @@ func (d *daemon) checkRecord(ctx context.Context) error {
   If it is lost, start once with --accept-rollback: what waits or was approved is put before people again`, err)
 	}
 	if err != nil {
+		return err
+	}
+	// What a former process has left. Not before Adopt: a server with another key would
+	// refuse it.
+	if err := d.sequencer.Recover(ctx); err != nil && !errors.Is(err, audit.ErrPending) {
 		return err
 	}
 	err = d.record.Check(ctx)

@@ -331,6 +331,40 @@ const (
 	sequenceSay  = time.Minute
 )
 
+// Recover sequences what a former process has left. Among that may be rows which this
+// server wrote, and which a command with another server's key has refused.
+func (s *Sequencer) Recover(ctx context.Context) error {
+	if !s.db.Concurrent() {
+		return nil
+	}
+	err := s.db.Aside(ctx, func(tx *store.Tx) error {
+		rows, err := store.List(ctx, tx, scanPending, selectPending+`where refused_at <> 0`)
+		if err != nil {
+			return err
+		}
+		for _, p := range rows {
+			if p.known || !p.holds(tx) {
+				s.refused(ctx, p)
+				continue
+			}
+			if _, err := tx.ExecContext(ctx, `update audit_pending set refused_at = 0 where id = $1`, p.id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read refused entries: %w", err)
+	}
+	_, err = s.step(ctx)
+	return err
+}
+
+// refused raises the alarm about a row. The attack: see the comment on pending rows.
+func (s *Sequencer) refused(ctx context.Context, p pending) {
+	s.log.ErrorContext(ctx, "a pending entry of the audit was not written by this server, or is in the chain already: it is refused", "row", p.id, "verb", p.Verb, "object", p.Object, "project", p.Project, "in_chain", p.known)
+}
+
 // Run sequences until ctx is done, and once more at the end. It logs failures and goes
 // on. On SQLite it only waits.
 func (s *Sequencer) Run(ctx context.Context) error {
@@ -379,8 +413,7 @@ func (s *Sequencer) step(ctx context.Context) (found bool, err error) {
 	}
 	refused, serr := settle(ctx, s.db, 0, sequence)
 	for _, p := range refused {
-		// The attack: see the comment on pending rows.
-		s.log.ErrorContext(ctx, "a pending entry of the audit was not written by this server, or is in the chain already: it is refused", "id", p.id, "verb", p.Verb, "object", p.Object, "project", p.Project, "in_chain", p.known)
+		s.refused(ctx, p)
 	}
 	if errors.Is(serr, ErrPending) {
 		serr = nil // another server is at it

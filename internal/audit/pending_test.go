@@ -403,8 +403,8 @@ func TestLastSeesPending(t *testing.T) {
 	})
 }
 
-// TestPendingWithoutKey: who has no key moves nothing, and verifies what is there.
-func TestPendingWithoutKey(t *testing.T) {
+// TestPendingWithAnotherKey: who has another key, or none, moves nothing and loses nothing.
+func TestPendingWithAnotherKey(t *testing.T) {
 	eachConcurrent(t, func(t *testing.T, db *store.DB) {
 		leave(t, db, "a")
 		other := storetest.WithOtherKey(t, db)
@@ -418,6 +418,18 @@ func TestPendingWithoutKey(t *testing.T) {
 		settle(t, db)
 		if got, b := chained(t, db), backlog(t, db); got != "a" || b.Refused != 1 {
 			t.Errorf("the chain has %q, backlog %+v; want a, and one refused", got, b)
+		}
+		// What a program with another key refused is not lost when the server starts.
+		leave(t, db, "b")
+		settle(t, other)
+		if b := backlog(t, db); b.Pending != 0 || b.Refused != 2 {
+			t.Errorf("backlog %+v, want two refused", b)
+		}
+		if err := audit.NewSequencer(slog.New(slog.DiscardHandler), db).Recover(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if got, b := chained(t, db), backlog(t, db); got != "a b" || b.Refused != 1 {
+			t.Errorf("the chain has %q, backlog %+v; want a b, and one refused", got, b)
 		}
 	})
 }

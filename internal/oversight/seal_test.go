@@ -470,6 +470,9 @@ func TestForgedEntry(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
 		a := f.propose("x")
+		if err := audit.Settle(t.Context(), db); err != nil {
+			t.Fatal(err)
+		}
 		// What a server with another key writes is what he can write at the most.
 		other := storetest.WithOtherKey(t, db)
 		err := other.Update(t.Context(), func(tx *store.Tx) error {
@@ -483,6 +486,9 @@ func TestForgedEntry(t *testing.T) {
 			return audit.Append(t.Context(), tx, f.person, "action.approve", a.ID, audit.Fields{"version": "1", "digest": a.Hex(), "stands": "approved 2"})
 		})
 		if err != nil {
+			t.Fatal(err)
+		}
+		if err := audit.Settle(t.Context(), other); err != nil {
 			t.Fatal(err)
 		}
 		if named := f.named(""); len(named) == 0 || !strings.Contains(named[0], "not sealed") {

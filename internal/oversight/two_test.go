@@ -123,7 +123,7 @@ func (f *two) state(id string) Action {
 }
 
 func (f *two) entries(verb, id string) (n int) {
-	err := f.db[0].View(f.t.Context(), func(tx *store.Tx) error {
+	err := audit.View(f.t.Context(), f.db[0], func(tx *store.Tx) error {
 		es, err := audit.List(f.t.Context(), tx, audit.Query{Object: id, Verb: verb})
 		n = len(es)
 		return err
