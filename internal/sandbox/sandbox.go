@@ -125,6 +125,10 @@ type SaveOptions struct {
 	// Save succeeds; its processes may still be ending. Stop waits for them and frees
 	// its resources.
 	Keep bool
+	// Brief says that the result is used at once and then removed, so it need not
+	// survive a crash of the machine. If it is small it stays in the machine's memory.
+	// The sandbox stands still for a shorter time then.
+	Brief bool
 }
 
 // Usage is how much of this machine a sandbox uses.
@@ -151,7 +155,7 @@ type Runtime interface {
 	// same root file system. Dir is an absolute path that does not exist; its
 	// parent does.
 	//
-	// If Save succeeds, everything is synced to disk. After an error or a crash dir does
+	// If Save succeeds, everything is synced to disk unless it is brief. After an error or a crash dir does
 	// not exist, and the sandbox continues unless it has ended for another reason.
 	// Without Keep the sandbox stands still from the moment that is saved, so nothing
 	// that it does afterwards can be lost. Save ignores ctx once it has begun. Its error

@@ -64,7 +64,7 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 	if err != nil {
 		return Snapshot{}, fmt.Errorf("snapshot of %s: %w", id, err)
 	}
-	if err := f.copyOf(ctx, s, n.ID); err != nil {
+	if err := f.copyOf(ctx, s, n.ID, SaveOptions{Keep: true}); err != nil {
 		return Snapshot{}, err
 	}
 	var old []Snapshot
@@ -100,7 +100,7 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 }
 
 // copyOf saves a claimed, running sandbox as a snapshot and leaves it running.
-func (f *Fleet) copyOf(ctx context.Context, s Info, name string) error {
+func (f *Fleet) copyOf(ctx context.Context, s Info, name string, o SaveOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, f.conf.SaveTimeout)
 	defer cancel()
 	done, err := f.takeSpace(ctx, s.ID)
@@ -108,7 +108,7 @@ func (f *Fleet) copyOf(ctx context.Context, s Info, name string) error {
 		return fmt.Errorf("copy sandbox %s: %w", s.ID, err)
 	}
 	defer done()
-	if err := f.runtime.Save(ctx, s.ID, f.dir(name), SaveOptions{Keep: true}); err != nil {
+	if err := f.runtime.Save(ctx, s.ID, f.dir(name), o); err != nil {
 		return fmt.Errorf("copy sandbox %s: %w", s.ID, err)
 	}
 	return nil
@@ -254,7 +254,7 @@ func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name strin
 			return Info{}, Base{}, body, fmt.Errorf("fork %s: %w", id, err)
 		}
 	}
-	if err := f.copyOf(ctx, s, name); err != nil {
+	if err := f.copyOf(ctx, s, name, SaveOptions{Keep: true, Brief: true}); err != nil {
 		return Info{}, Base{}, body, err
 	}
 	return s, base, body, f.db.Update(ctx, func(tx *store.Tx) error {

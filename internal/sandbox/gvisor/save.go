@@ -76,19 +76,23 @@ func (r *Runtime) save(ctx context.Context, id, dir string, o sandbox.SaveOption
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), saveTimeout, fmt.Errorf("not saved within %v", saveTimeout))
 	defer cancel()
 	if o.Keep {
-		if err := r.write(ctx, id, tmp, snap); err != nil {
+		cached := o.Brief && r.fitsCache(id)
+		if err := r.write(ctx, id, tmp, snap, cached); err != nil {
 			return err
 		}
-		return publish(tmp, dir)
+		if cached {
+			r.willRepeat(tmp)
+		}
+		return publish(tmp, dir, !cached)
 	}
 	// Paused from here on: what it did after the save would be lost. gVisor could
 	// end it itself, but it would do so even if saving fails.
 	if err := r.control(ctx, id, callPause); err != nil {
 		return err
 	}
-	err = r.write(ctx, id, tmp, snap)
+	err = r.write(ctx, id, tmp, snap, false)
 	if err == nil {
-		err = publish(tmp, dir)
+		err = publish(tmp, dir, true)
 	}
 	if err != nil {
 		return errors.Join(err, r.control(ctx, id, callResume))
@@ -136,9 +140,9 @@ type saveArgs struct {
 // takes long.
 func uncompressed() map[string]string { return map[string]string{"compression": "none"} }
 
-// write fills tmp and syncs it to disk.
-func (r *Runtime) write(ctx context.Context, id, tmp string, snap snapshot) error {
-	files, err := createSnapshotFiles(tmp, snap.Kind)
+// write fills tmp and syncs it to disk, unless it may stay in the page cache.
+func (r *Runtime) write(ctx context.Context, id, tmp string, snap snapshot, cached bool) error {
+	files, err := createSnapshotFiles(tmp, snap.Kind, cached)
 	if err != nil {
 		return err
 	}
@@ -175,6 +179,9 @@ func (r *Runtime) write(ctx context.Context, id, tmp string, snap snapshot) erro
 	if _, err := j.Write(b); err != nil {
 		return fmt.Errorf("describe snapshot: %w", err)
 	}
+	if cached {
+		return nil
+	}
 	var g errgroup.Group
 	for _, f := range files {
 		g.Go(f.Sync)
@@ -185,10 +192,13 @@ func (r *Runtime) write(ctx context.Context, id, tmp string, snap snapshot) erro
 	return nil
 }
 
-// publish renames a complete snapshot to its name.
-func publish(tmp, dir string) error {
+// publish renames a complete snapshot to its name, and syncs that if it is durable.
+func publish(tmp, dir string, durable bool) error {
 	if err := unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, dir, unix.RENAME_NOREPLACE); err != nil {
 		return fmt.Errorf("name snapshot: %w", &os.PathError{Op: "rename", Path: dir, Err: err})
+	}
+	if !durable {
+		return nil
 	}
 	if err := syncDir(filepath.Dir(dir)); err != nil {
 		return errors.Join(fmt.Errorf("name snapshot: %w", err), os.RemoveAll(dir))

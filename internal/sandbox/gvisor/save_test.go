@@ -18,7 +18,7 @@ import (
 	"postern/internal/sandbox"
 )
 
-var allOptions = []sandbox.SaveOptions{{}, {Keep: true}, {FilesOnly: true}, {FilesOnly: true, Keep: true}}
+var allOptions = []sandbox.SaveOptions{{}, {Keep: true}, {FilesOnly: true}, {FilesOnly: true, Keep: true}, {Keep: true, Brief: true}}
 
 // TestSaveToAFullDisk: saving fails and leaves no file, and the sandbox keeps running, even
 // if it was to end after the save.

@@ -127,14 +127,15 @@ func (snap snapshot) fits(s sandbox.Spec) error {
 	return nil
 }
 
-// createSnapshotFiles creates the files that a sentry fills.
-func createSnapshotFiles(dir string, k kind) (fs []*os.File, err error) {
+// createSnapshotFiles creates the files that a sentry fills. With cached, pages go
+// through the page cache, see [Runtime.fitsCache].
+func createSnapshotFiles(dir string, k kind, cached bool) (fs []*os.File, err error) {
 	names := snapshotFiles(k)
 	for i, name := range names {
 		flags := os.O_CREATE | os.O_EXCL | os.O_RDWR
 		path := filepath.Join(dir, name)
 		var f *os.File
-		if i == len(names)-1 {
+		if i == len(names)-1 && !cached {
 			// Without the page cache: its memory would be charged to the sandbox,
 			// and writing it out takes four times as long.
 			f, err = os.OpenFile(path, flags|unix.O_DIRECT, 0o600)
@@ -175,6 +176,32 @@ func (r *Runtime) readsDirect(dir *os.File) bool {
 	k := [2]uint64{st.Dev, st.Ino}
 	r.started[k]++
 	return pages.Size > large && r.started[k] == 1
+}
+
+// fitsCache reports whether what a sandbox is saved to may stay in the page cache
+// until it is written by the kernel in its own time, or removed. That memory is the
+// sandbox's, whose limit must not be reached by it: then the kernel would end the
+// sandbox. So there must be room for everything that it uses once more.
+func (r *Runtime) fitsCache(id string) bool {
+	const most, spare = 256 << 20, 32 << 20
+	used, err := r.cgroups.memoryUsed(id)
+	if err != nil || used > most {
+		return false
+	}
+	room, err := r.cgroups.memoryRoom(id)
+	return err == nil && used+spare <= room
+}
+
+// willRepeat notes that a snapshot will be started from several times, so that its
+// pages are read through the page cache from the first time on.
+func (r *Runtime) willRepeat(dir string) {
+	var st unix.Stat_t
+	if unix.Stat(dir, &st) != nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.started[[2]uint64{st.Dev, st.Ino}]++
 }
 
 // syncDir syncs the names in a directory to disk.

@@ -103,6 +103,21 @@ func (g *cgroups) cpuUsed(id string) (time.Duration, error) {
 	return time.Duration(ns), err
 }
 
+// memoryRoom returns how many more bytes may be charged to a sandbox before its limit
+// is reached. The page cache counts as used, even if the kernel would reclaim it.
+func (g *cgroups) memoryRoom(id string) (int64, error) {
+	names := [2]string{"memory.usage_in_bytes", "memory.limit_in_bytes"}
+	if g.v2 {
+		names = [2]string{"memory.current", "memory.max"}
+	}
+	used, err := readNumber(g.file(id, "memory", names[0]))
+	if err != nil {
+		return 0, err
+	}
+	limit, err := readNumber(g.file(id, "memory", names[1]))
+	return limit - used, err
+}
+
 // memoryUsed returns the memory of a sandbox without the part of the page cache
 // that the kernel would reclaim.
 func (g *cgroups) memoryUsed(id string) (int64, error) {

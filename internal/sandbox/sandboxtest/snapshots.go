@@ -139,7 +139,7 @@ func (subject Subject) testSnapshots(t *testing.T) {
 		missing(t, in, "/etc/of-"+ids[0])
 
 		// One that was restored can be saved again.
-		again := save(t, r, ids[0], sandbox.SaveOptions{Keep: true})
+		again := save(t, r, ids[0], sandbox.SaveOptions{Keep: true, Brief: true})
 		third := subject.from(t, r, NewID(), again, "third")
 		remembered(t, third, ids[0])
 		read(t, third, "/etc/of-"+ids[0], ids[0])
