@@ -115,10 +115,13 @@ func BenchmarkMultipart(b *testing.B) {
 	w.Close()
 	b.SetBytes(size)
 	for b.Loop() {
-		parts := newParts(bytes.NewReader(body.Bytes()), w.Boundary())
-		part := must(parts.NextRawPart())
-		if err := copyBytes(io.Discard, part); err != nil {
+		f := newForm(bytes.NewReader(body.Bytes()), w.Boundary())
+		if _, err := f.next(); err != nil {
 			b.Fatal(err)
 		}
+		if err := f.writeTo(io.Discard); err != nil {
+			b.Fatal(err)
+		}
+		f.Close()
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"mime"
-	"mime/multipart"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -22,36 +21,48 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyBuffers are the buffers for file contents. A transfer uses one, whatever the
-// file's size.
-var copyBuffers = sync.Pool{New: func() any { b := make([]byte, copySize); return &b }}
+// The buffers for file contents. A transfer uses one of each at most, whatever the
+// file's size. Most files fit in the first.
+const (
+	firstBuffer = 128 << 10 // bytes
+	bigBuffer   = 1 << 20   // bytes
+)
 
-const copySize = 256 << 10 // bytes
+var (
+	firstBuffers = sync.Pool{New: func() any { b := make([]byte, firstBuffer); return &b }}
+	bigBuffers   = sync.Pool{New: func() any { b := make([]byte, bigBuffer); return &b }}
+)
 
 // copyBytes is io.Copy with large buffers. It does not use ReadFrom and WriteTo,
 // which copy in smaller steps: each step is a system call, which is more expensive
 // in gVisor than on Linux. Data read before an error is still written.
 func copyBytes(w io.Writer, r io.Reader) error {
-	b := copyBuffers.Get().(*[]byte)
-	defer copyBuffers.Put(b)
-	for {
-		n, rerr := 0, error(nil)
-		for n < len(*b) && rerr == nil { // not io.ReadFull, whose error for a short read is also that of a truncated stream
-			var more int
-			more, rerr = r.Read((*b)[n:])
-			n += more
-		}
-		if n > 0 {
-			if _, err := w.Write((*b)[:n]); err != nil {
-				return err
-			}
-		}
-		if errors.Is(rerr, io.EOF) {
-			return nil
-		} else if rerr != nil {
-			return rerr
+	more, err := copyPiece(w, r, &firstBuffers)
+	for more && err == nil {
+		more, err = copyPiece(w, r, &bigBuffers)
+	}
+	return err
+}
+
+// copyPiece copies as much as a buffer of pool holds. More is false at the end of r.
+func copyPiece(w io.Writer, r io.Reader, pool *sync.Pool) (more bool, err error) {
+	b := pool.Get().(*[]byte)
+	defer pool.Put(b)
+	n, rerr := 0, error(nil)
+	for n < len(*b) && rerr == nil { // not io.ReadFull, whose error for a short read is also that of a truncated stream
+		var k int
+		k, rerr = r.Read((*b)[n:])
+		n += k
+	}
+	if n > 0 {
+		if _, err := w.Write((*b)[:n]); err != nil {
+			return false, err
 		}
 	}
+	if errors.Is(rerr, io.EOF) {
+		return false, nil
+	}
+	return rerr == nil, rerr
 }
 
 // openRegular opens a regular file. The caller has taken the user's rights. It
@@ -213,7 +224,7 @@ func (s *Server) postFiles(w http.ResponseWriter, r *http.Request) error {
 	switch enc := strings.ToLower(r.Header.Get("Content-Encoding")); enc {
 	case "", "identity":
 	case "gzip":
-		z, err := gzip.NewReader(bufio.NewReaderSize(r.Body, copySize))
+		z, err := gzip.NewReader(bufio.NewReaderSize(r.Body, firstBuffer))
 		if err != nil {
 			return badRequest(fmt.Errorf("the body is not gzip: %w", err))
 		}
@@ -225,7 +236,7 @@ func (s *Server) postFiles(w http.ResponseWriter, r *http.Request) error {
 	var done []written
 	switch kind {
 	case "application/octet-stream":
-		one, err := s.writeFile(r, path, body, size)
+		one, err := s.writeFile(r, path, func(w io.Writer) error { return copyBytes(w, body) }, size)
 		if err != nil {
 			return err
 		}
@@ -234,7 +245,9 @@ func (s *Server) postFiles(w http.ResponseWriter, r *http.Request) error {
 		if params["boundary"] == "" {
 			return badRequest(errors.New("the Content-Type has no boundary"))
 		}
-		if done, err = s.writeParts(r, path, newParts(body, params["boundary"])); err != nil {
+		f := newForm(body, params["boundary"])
+		defer f.Close()
+		if done, err = s.writeParts(r, path, f); err != nil {
 			return err
 		}
 	default:
@@ -243,35 +256,24 @@ func (s *Server) postFiles(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, done)
 }
 
-// newParts returns a reader of a form's parts. The parser reads 4 KiB at a time,
-// each of which would be a system call.
-func newParts(body io.Reader, boundary string) *multipart.Reader {
-	return multipart.NewReader(bufio.NewReaderSize(body, copySize), boundary)
-}
-
 // writeParts writes the file parts of a form, in their order. It stops at the
 // first error.
-func (s *Server) writeParts(r *http.Request, path string, parts *multipart.Reader) ([]written, error) {
+func (s *Server) writeParts(r *http.Request, path string, f *form) ([]written, error) {
 	var done []written
 	for {
-		part, err := parts.NextRawPart()
+		part, err := f.next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
 			return nil, badRequest(fmt.Errorf("read multipart body: %w", err))
 		}
-		if part.FormName() != "file" {
+		if part.name != "file" {
 			continue
 		}
 		to := path
 		if to == "" {
-			// part.FileName would return only the last element.
-			_, params, err := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
-			if err != nil {
-				return nil, badRequest(fmt.Errorf("read multipart body: %w", err))
-			}
-			to = params["filename"]
+			to = part.filename
 		} else if len(done) > 0 {
 			return nil, badRequest(errors.New("path names one file and the body has several: leave path out and name each"))
 		}
@@ -280,7 +282,7 @@ func (s *Server) writeParts(r *http.Request, path string, parts *multipart.Reade
 		} else if slices.ContainsFunc(done, func(w written) bool { return w.Path == abs }) {
 			return nil, badRequest(fmt.Errorf("the body has two files for %s: the first one was written", abs))
 		}
-		one, err := s.writeFile(r, to, part, -1)
+		one, err := s.writeFile(r, to, f.writeTo, -1)
 		if err != nil {
 			return nil, err
 		}
@@ -293,9 +295,9 @@ func (s *Server) writeParts(r *http.Request, path string, parts *multipart.Reade
 }
 
 // writeFile writes one file in place, like a shell's >, so that hard links and
-// watchers see the new content. Size is the length of the content, or -1 if it is
+// watchers see the new content. Content writes it. Size is its length, or -1 if it is
 // unknown.
-func (s *Server) writeFile(r *http.Request, to string, content io.Reader, size int64) (written, error) {
+func (s *Server) writeFile(r *http.Request, to string, content func(io.Writer) error, size int64) (written, error) {
 	a, path, err := s.target(r, to)
 	if err != nil {
 		return written{}, err
@@ -320,8 +322,9 @@ func (s *Server) writeFile(r *http.Request, to string, content io.Reader, size i
 	if err != nil {
 		return written{}, err
 	}
-	read := &readErrors{r: content}
-	err = copyBytes(f, read)
+	out := &writeErrors{w: f}
+	err = content(out)
+	readFailed := err != nil && out.err == nil
 	meta, _ := headerMetadata(r.Header) // checked before
 	if err == nil {
 		err = as(a, func() error { return setMetadata(f, meta) })
@@ -335,7 +338,7 @@ func (s *Server) writeFile(r *http.Request, to string, content io.Reader, size i
 	if created {
 		_ = as(a, func() error { return os.Remove(path) }) // remove the incomplete file
 	}
-	if read.err != nil {
+	if readFailed {
 		return written{}, badRequest(fmt.Errorf("read the content of %s: %w", path, err))
 	}
 	return written{}, fmt.Errorf("write %s: %w", path, err)
@@ -372,16 +375,16 @@ func checkSpace(dir string, size int64) error {
 	return nil
 }
 
-// readErrors remembers whether an error came from reading instead of writing.
-type readErrors struct {
-	r   io.Reader
+// writeErrors remembers whether an error came from writing instead of reading.
+type writeErrors struct {
+	w   io.Writer
 	err error
 }
 
-// Read implements [io.Reader].
-func (e *readErrors) Read(b []byte) (int, error) {
-	n, err := e.r.Read(b)
-	if err != nil && !errors.Is(err, io.EOF) {
+// Write implements [io.Writer].
+func (e *writeErrors) Write(b []byte) (int, error) {
+	n, err := e.w.Write(b)
+	if err != nil {
 		e.err = err
 	}
 	return n, err
