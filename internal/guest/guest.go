@@ -94,6 +94,7 @@ type Server struct {
 	users      userDB
 	watch      watchers
 	table      processTable
+	shells     shellPool
 
 	mu       sync.Mutex
 	settings settings        // guarded by mu; replaced, never modified
@@ -126,6 +127,7 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 		log.Error("the host's settings are lost", "error", err)
 	}
 	s.table.init()
+	s.shells.log = s.log
 	s.watch.init()
 	return s, nil
 }
@@ -185,6 +187,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	wg.Go(func() { s.newMemoryWatch().run(watchCtx) })
 	defer wg.Wait()
 	defer cancel()
+	defer s.shells.clear()
 	if err := srv.Serve(s.conns.listen(l)); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve: %w", err)
 	}

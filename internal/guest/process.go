@@ -82,6 +82,16 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 	if most := s.conf.MaxProcesses; most > 0 && int64(s.table.count()) >= most {
 		return nil, nil, startError(unix.EAGAIN, most)
 	}
+	kind, text, holdable := kindOf(st)
+	if holdable {
+		if h := s.takeShell(&kind); h != nil && h.run(text) == nil {
+			h.p.config, h.p.tag = st.config, st.tag
+			sub := s.follow(h.p, h.child, st)
+			time.AfterFunc(holdDelay, func() { s.holdShell(kind) })
+			return h.p, sub, nil
+		}
+		time.AfterFunc(holdDelay, func() { s.holdShell(kind) })
+	}
 	path := st.config.GetCmd()
 	if !strings.Contains(path, "/") {
 		var err error
@@ -121,6 +131,12 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 		return nil, nil, startError(err, s.conf.MaxProcesses)
 	}
 	p.pid = child.Pid
+	return p, s.follow(p, child, st), nil
+}
+
+// follow attaches the first subscriber to a process that has been started, and
+// waits for its end.
+func (s *Server) follow(p *process, child *os.Process, st start) *subscriber {
 	sub := p.subscribe()
 	if !st.deadline.IsZero() {
 		p.expire(time.Until(st.deadline))
@@ -133,7 +149,7 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 		s.table.ended(p)
 		s.logEnd(p, time.Since(begin))
 	}()
-	return p, sub, nil
+	return sub
 }
 
 // open creates the pipes or the terminal of a process and returns the process's

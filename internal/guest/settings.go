@@ -157,6 +157,12 @@ func (s *Server) postInit(w http.ResponseWriter, r *http.Request) error {
 	if err := req.check(&s.users); err != nil {
 		return badRequest(err)
 	}
+	if req.Restored {
+		// They have the random state, and the processes' IDs, of all other sandboxes
+		// from that snapshot.
+		s.shells.clear()
+	}
+	defer func() { go s.renewShells(req.Restored) }()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	was := s.settings

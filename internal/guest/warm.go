@@ -36,6 +36,9 @@ func (s *Server) postWarm(w http.ResponseWriter, r *http.Request) error {
 	if err := shell.Run(); err != nil {
 		return fmt.Errorf("run a shell: %w", err)
 	}
+	if k, err := s.defaultKind(); err == nil {
+		s.holdShell(k)
+	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
