@@ -29,6 +29,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -128,6 +129,9 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 	}
 	s.table.init()
 	s.shells.log = s.log
+	if c.RunDir != "" {
+		s.shells.launcher = filepath.Join(c.RunDir, ".launch")
+	}
 	s.watch.init()
 	return s, nil
 }

@@ -84,10 +84,11 @@ func (k *shellKind) name() string {
 // A heldShell is a shell without a command.
 type heldShell struct {
 	shellKind
-	kind  string // name of the kind
-	image shellImage
-	begun time.Time
-	world shellWorld // of begun
+	kind     string // name of the kind
+	image    shellImage
+	launcher string
+	begun    time.Time
+	world    shellWorld // of begun
 
 	p      *process
 	ready  chan struct{} // closed when it is held or its start has failed
@@ -109,9 +110,14 @@ type shellPool struct {
 	last  time.Time    // when a shell was last wanted
 	burst bool         // commands came faster than shells were started
 	trim  *time.Timer
-	shell fileState // of the program that image and files belong to
-	image shellImage
-	files []string // that the shell maps
+	// launcher is the path of the file for launcherImage. Empty means that no shell
+	// is held. It is a file with a path of its own: executed from /proc/self/fd, the
+	// program would make gVisor create the process's directory in /proc as root's, and
+	// the user's other processes could not read its descriptors there.
+	launcher string
+	shell    fileState // of the program that image and files belong to
+	image    shellImage
+	files    []string // that the shell maps
 }
 
 // A fileState differs after each change of a file. The zero value means that it
@@ -294,7 +300,7 @@ func (l *shellPool) hold(k shellKind) {
 	kind := k.name()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.off || !canHold || !l.wantedLocked(kind) {
+	if l.off || !canHold || l.launcher == "" || !l.wantedLocked(kind) {
 		return
 	}
 	if err := l.learnLocked(); err != nil {
@@ -305,7 +311,7 @@ func (l *shellPool) hold(k shellKind) {
 		return
 	}
 	h := &heldShell{
-		shellKind: k, kind: kind, image: l.image, begun: time.Now(),
+		shellKind: k, kind: kind, image: l.image, launcher: l.launcher, begun: time.Now(),
 		ready: make(chan struct{}), orders: make(chan string, 1), done: make(chan error, 1),
 	}
 	var ok bool
@@ -390,10 +396,14 @@ func (l *shellPool) learnLocked() error {
 		return err
 	}
 	defer f.Close()
-	if l.image, err = readShellImage(f); err == nil {
-		l.fails = 0
+	if l.image, err = readShellImage(f); err != nil {
+		return err
 	}
-	return err
+	if err := replaceFile(l.launcher, string(launcherImage()), 0o700); err != nil {
+		return fmt.Errorf("write launcher: %w", err)
+	}
+	l.fails = 0
+	return nil
 }
 
 // mappedFiles returns the files that a process has mapped, except its program.

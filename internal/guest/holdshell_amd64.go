@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -17,13 +16,14 @@ import (
 // canHold says that shells can be held on this machine.
 const canHold = true
 
-// The memory of the launcher, from launcherBase on.
+// The memory of the launcher.
 const (
 	launcherBase   = 0x400000
-	launcherUser   = 0x200 // number of groups, group, user: four bytes each
-	launcherGroups = 0x210
-	launcherPath   = 0x310
-	launcherDir    = 0x340
+	launcherPath   = launcherBase + 0x148
+	launcherInput  = launcherBase + 0x1000
+	launcherGroups = launcherInput + 0x10
+	launcherDir    = launcherInput + 0x110
+	launcherEnd    = launcherInput + 0x2000
 )
 
 // launcherCode is the program that the process of a held shell runs first. The
@@ -32,25 +32,28 @@ const (
 // becomes the shell's user in the same way as a process that [Server.launch]
 // starts, and executes the shell with its own arguments and environment.
 //
-// It maps nothing of the sandbox's and heeds no variable such as LD_PRELOAD. Each
-// failure ends it.
-//
-//nolint:dupword // two registers
+// It reads its input from descriptor 3: the number of groups, the group, the user
+// and four unused bytes, 64 groups, the directory and a zero byte. It maps nothing
+// of the sandbox's and heeds no variable such as LD_PRELOAD. Each failure ends it.
 var launcherCode = [...]byte{
 	0xb8, 101, 0, 0, 0, 0x31, 0xff, // mov $SYS_ptrace, %eax; xor %edi, %edi (PTRACE_TRACEME)
-	0x0f, 0x05, 0x85, 0xc0, 0x75, 0x6d, // syscall; test %eax, %eax; jne fail
-	0xb8, 116, 0, 0, 0, 0x8b, 0x3c, 0x25, 0x00, 0x02, 0x40, 0, // mov $SYS_setgroups, %eax; mov 0x400200, %edi
-	0xbe, 0x10, 0x02, 0x40, 0, // mov $0x400210, %esi
-	0x0f, 0x05, 0x85, 0xc0, 0x75, 0x56,
-	0xb8, 119, 0, 0, 0, 0x8b, 0x3c, 0x25, 0x04, 0x02, 0x40, 0, // mov $SYS_setresgid, %eax; mov 0x400204, %edi
+	0x0f, 0x05, 0x85, 0xc0, 0x0f, 0x85, 0x90, 0, 0, 0, // syscall; test %eax, %eax; jne fail
+	0x31, 0xc0, 0xbf, 3, 0, 0, 0, // xor %eax, %eax (SYS_read); mov $3, %edi
+	0xbe, 0x00, 0x10, 0x40, 0, 0xba, 0x00, 0x20, 0, 0, // mov $launcherInput, %esi; mov $8192, %edx
+	0x0f, 0x05, 0x85, 0xc0, 0x7e, 0x79, // syscall; test %eax, %eax; jle fail
+	0xb8, 3, 0, 0, 0, 0xbf, 3, 0, 0, 0, 0x0f, 0x05, // mov $SYS_close, %eax; mov $3, %edi; syscall
+	0xb8, 116, 0, 0, 0, 0x8b, 0x3c, 0x25, 0x00, 0x10, 0x40, 0, // mov $SYS_setgroups, %eax; mov 0x401000, %edi
+	0xbe, 0x10, 0x10, 0x40, 0, // mov $launcherGroups, %esi
+	0x0f, 0x05, 0x85, 0xc0, 0x75, 0x56, // syscall; test %eax, %eax; jne fail
+	0xb8, 119, 0, 0, 0, 0x8b, 0x3c, 0x25, 0x04, 0x10, 0x40, 0, // mov $SYS_setresgid, %eax; mov 0x401004, %edi
 	0x89, 0xfe, 0x89, 0xfa, // mov %edi, %esi; mov %edi, %edx
 	0x0f, 0x05, 0x85, 0xc0, 0x75, 0x40,
-	0xb8, 117, 0, 0, 0, 0x8b, 0x3c, 0x25, 0x08, 0x02, 0x40, 0, // mov $SYS_setresuid, %eax; mov 0x400208, %edi
+	0xb8, 117, 0, 0, 0, 0x8b, 0x3c, 0x25, 0x08, 0x10, 0x40, 0, // mov $SYS_setresuid, %eax; mov 0x401008, %edi
 	0x89, 0xfe, 0x89, 0xfa,
 	0x0f, 0x05, 0x85, 0xc0, 0x75, 0x2a,
-	0xb8, 80, 0, 0, 0, 0xbf, 0x40, 0x03, 0x40, 0, // mov $SYS_chdir, %eax; mov $0x400340, %edi
+	0xb8, 80, 0, 0, 0, 0xbf, 0x10, 0x11, 0x40, 0, // mov $SYS_chdir, %eax; mov $launcherDir, %edi
 	0x0f, 0x05, 0x85, 0xc0, 0x75, 0x1a,
-	0xb8, 59, 0, 0, 0, 0xbf, 0x10, 0x03, 0x40, 0, // mov $SYS_execve, %eax; mov $0x400310, %edi
+	0xb8, 59, 0, 0, 0, 0xbf, 0x48, 0x01, 0x40, 0, // mov $SYS_execve, %eax; mov $launcherPath, %edi
 	0x48, 0x8d, 0x74, 0x24, 0x08, // lea 8(%rsp), %rsi (argv)
 	0x48, 0x8b, 0x0c, 0x24, // mov (%rsp), %rcx (argc)
 	0x48, 0x8d, 0x54, 0xcc, 0x10, // lea 16(%rsp, %rcx, 8), %rdx (envp)
@@ -58,13 +61,9 @@ var launcherCode = [...]byte{
 	0xb8, 60, 0, 0, 0, 0xbf, 126, 0, 0, 0, 0x0f, 0x05, // fail: mov $SYS_exit, %eax; mov $126, %edi; syscall
 }
 
-// launcherImage returns the launcher as an ELF file for a user and a directory.
-func launcherImage(a account, dir string) ([]byte, error) {
-	const most = (launcherPath - launcherGroups) / 4
-	if len(a.more) > most || len(dir) >= unix.PathMax {
-		return nil, errors.New("too many groups, or too long a directory")
-	}
-	b := make([]byte, launcherDir+len(dir)+1)
+// launcherImage is the launcher as an ELF file.
+func launcherImage() []byte {
+	b := make([]byte, launcherPath-launcherBase, launcherPath-launcherBase+len(shellPath)+1)
 	le := binary.LittleEndian
 	copy(b, "\x7fELF\x02\x01\x01")
 	le.PutUint16(b[16:], 2)                 // ET_EXEC
@@ -76,45 +75,31 @@ func launcherImage(a account, dir string) ([]byte, error) {
 	le.PutUint16(b[54:], 56)                // size of a program header
 	le.PutUint16(b[56:], 1)                 // number of program headers
 	le.PutUint32(b[64:], 1)                 // PT_LOAD
-	le.PutUint32(b[68:], 5)                 // readable, executable
+	le.PutUint32(b[68:], 7)                 // readable, writable, executable
 	le.PutUint64(b[80:], launcherBase)
 	le.PutUint64(b[88:], launcherBase)
-	le.PutUint64(b[96:], uint64(len(b)))
-	le.PutUint64(b[104:], uint64(len(b)))
+	le.PutUint64(b[96:], uint64(cap(b)))
+	le.PutUint64(b[104:], launcherEnd-launcherBase)
 	le.PutUint64(b[112:], 4096)
 	copy(b[0x78:], launcherCode[:])
-	le.PutUint32(b[launcherUser:], uint32(len(a.more)))
-	le.PutUint32(b[launcherUser+4:], a.gid)
-	le.PutUint32(b[launcherUser+8:], a.uid)
-	for i, g := range a.more {
-		le.PutUint32(b[launcherGroups+4*i:], g)
-	}
-	copy(b[launcherPath:], shellPath)
-	copy(b[launcherDir:], dir)
-	return b, nil
+	b = append(b, shellPath...)
+	return append(b, 0)
 }
 
-// newLauncher returns the launcher as an open file that nobody else can open or
-// change.
-func newLauncher(a account, dir string) (*os.File, error) {
-	b, err := launcherImage(a, dir)
-	if err != nil {
-		return nil, err
+// launcherFor returns the launcher's input for a kind of shell.
+func launcherFor(k *shellKind) ([]byte, error) {
+	if len(k.account.more) > (launcherDir-launcherGroups)/4 || len(k.dir) >= unix.PathMax {
+		return nil, errors.New("too many groups, or too long a directory")
 	}
-	fd, err := unix.MemfdCreate("launcher", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, err
+	b := make([]byte, launcherDir-launcherInput)
+	le := binary.LittleEndian
+	le.PutUint32(b, uint32(len(k.account.more)))
+	le.PutUint32(b[4:], k.account.gid)
+	le.PutUint32(b[8:], k.account.uid)
+	for i, g := range k.account.more {
+		le.PutUint32(b[launcherGroups-launcherInput+4*i:], g)
 	}
-	f := os.NewFile(uintptr(fd), "launcher")
-	_, err = f.Write(b)
-	if err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
-	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
+	return append(append(b, k.dir...), 0), nil
 }
 
 // A tracee is the process of a held shell. All methods must run on the thread that
@@ -164,15 +149,23 @@ var textCodeParts = [...]uint64{18, uint64(len(textCode))}
 // startTracee starts a shell and holds it at its call of image.startup, before it
 // has read a startup file. The caller's goroutine is locked to its thread.
 func startTracee(h *heldShell, theirs []*os.File) (t *tracee, err error) {
-	program, err := newLauncher(h.account, h.dir)
+	in, err := launcherFor(&h.shellKind)
 	if err != nil {
-		return nil, fmt.Errorf("make launcher: %w", err)
+		return nil, err
 	}
-	defer program.Close()
-	name := "/proc/self/fd/" + strconv.Itoa(int(program.Fd()))
-	child, err := os.StartProcess(name, []string{shellPath, "-l", "-c", placeholder}, &os.ProcAttr{
-		Dir: string(os.PathSeparator), Env: h.env, Files: theirs, Sys: &syscall.SysProcAttr{Setsid: true},
-	})
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	_, err = w.Write(in) // less than a pipe holds
+	w.Close()
+	var child *os.Process
+	if err == nil {
+		child, err = os.StartProcess(h.launcher, []string{shellPath, "-l", "-c", placeholder}, &os.ProcAttr{
+			Dir: string(os.PathSeparator), Env: h.env, Files: append(theirs, r), Sys: &syscall.SysProcAttr{Setsid: true},
+		})
+	}
+	r.Close()
 	if err != nil {
 		return nil, err
 	}

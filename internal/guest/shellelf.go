@@ -81,7 +81,7 @@ func section(r io.ReaderAt, header []byte, most uint64) ([]byte, error) {
 		return nil, fmt.Errorf("%w: a section of %d bytes", errNoShellImage, size)
 	}
 	b := make([]byte, size)
-	if _, err := r.ReadAt(b, int64(at)); err != nil && !(errors.Is(err, io.EOF) && size == 0) {
+	if _, err := r.ReadAt(b, int64(at)); err != nil && size > 0 {
 		return nil, fmt.Errorf("%w: %w", errNoShellImage, err)
 	}
 	return b, nil
