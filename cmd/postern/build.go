@@ -156,6 +156,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.fleet, err = sandbox.New(d.log, d.db, d.runtime, d.wall, sandbox.Config{
 		Server: d.server, Key: key, Dir: filepath.Join(d.conf.Data, "snapshots"), Base: d.base(templates), Prepare: prepare,
 		Pool:        sandbox.PoolConfig{Min: min(d.conf.PoolMin, d.conf.PoolMax), Max: d.conf.PoolMax, MemoryMB: d.conf.PoolMemoryMB},
+		Prepared:    d.conf.Prepared,
 		Authority:   d.authority.CertificatePEM,
 		Cold:        d.conf.Cold,
 		Snapshots:   d.conf.Snapshots,

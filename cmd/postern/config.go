@@ -123,6 +123,7 @@ type Config struct {
 	PoolMin      int   // sandboxes that wait to be asked for at all times
 	PoolMax      int   // that wait when many are asked for
 	PoolMemoryMB int64 // mebibytes that all that wait may take together
+	Prepared     int   // sandboxes without content that wait for a restore
 
 	Cold      bool // sandboxes boot
 	Snapshots bool // callers may make snapshots of their sandboxes
@@ -194,6 +195,7 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.PoolMin, "pool-min", 2, "sandboxes that wait, restored already, so that a create need not; never more than --pool-max")
 	fs.IntVar(&c.PoolMax, "pool-max", 8, "sandboxes that wait when many were asked for in the last seconds; 0 means that none wait")
 	fs.Int64Var(&c.PoolMemoryMB, "pool-memory", 1024, "mebibytes that all that wait may take together; never more, whatever --pool-min says")
+	fs.IntVar(&c.Prepared, "prepared", 2, "sandboxes that wait without content, so that a resume, a fork and a create that finds none restored only have to restore; each takes about 15 MiB")
 	fs.BoolVar(&c.Cold, "cold", false, "boot each sandbox instead of restoring it from its template's snapshot: slower, and nothing in it was ever in another's memory")
 	fs.BoolVar(&c.Snapshots, "snapshots", false, "let callers make snapshots of their sandboxes and start others from them: what was in memory, secrets too, is then kept on disk until it is deleted")
 	fs.BoolVar(&c.Signup, "signup", false, "whoever reaches this server may make an account (POST /v1/signup), which makes inboxes of its own in the oldest project; what they write waits for a person like everything else")
@@ -293,6 +295,9 @@ func (c *Config) validate() error {
 		if l.v <= 0 {
 			bad(l.flag, "want more than 0")
 		}
+	}
+	if c.Prepared < 0 {
+		bad("prepared", "want 0 or more")
 	}
 	if c.PoolMin < 0 || c.PoolMax < 0 {
 		bad("pool-max", "neither it nor --pool-min may be negative")

@@ -73,6 +73,11 @@ type Config struct {
 	Cold bool
 	// Pool bounds the pooled sandboxes.
 	Pool PoolConfig
+	// Prepared is how many sandboxes wait without content, so that a start from memory
+	// that finds the pool empty, a resume and a fork only have to restore. They fit
+	// sandboxes of the first template in Prepare with the limits above. Each takes
+	// about 15 MiB and, once, about 0.1 s of processor time. 0 means none.
+	Prepared int
 	// Snapshots lets callers make snapshots of their sandboxes.
 	Snapshots bool
 
@@ -118,7 +123,7 @@ func (c *Config) setDefaults() error {
 	if c.Dir == "" || c.Base == nil {
 		return errors.New("sandbox: no directory for snapshots, or no templates")
 	}
-	if c.CPUs < 0 || c.MemoryMB < 0 || c.DiskMB < 0 || c.Processes < 0 || c.MaxSandboxes < 0 || c.MaxPaused < 0 || c.MaxSnapshots < 0 || c.KeepFreeMB < 0 {
+	if c.Prepared < 0 || c.CPUs < 0 || c.MemoryMB < 0 || c.DiskMB < 0 || c.Processes < 0 || c.MaxSandboxes < 0 || c.MaxPaused < 0 || c.MaxSnapshots < 0 || c.KeepFreeMB < 0 {
 		return errors.New("sandbox: a limit is negative")
 	}
 	c.MaxSandboxes = or(c.MaxSandboxes, 50)

@@ -37,6 +37,7 @@ type Fleet struct {
 	workers   sync.WaitGroup // goroutines that outlive a call
 	templates templates
 	pool      pool
+	prepared  preparer
 	space     space
 
 	background context.Context //nolint:containedctx // for workers that no call waits for; canceled by stop
@@ -64,6 +65,7 @@ func New(log *slog.Logger, db *store.DB, r Runtime, n Network, c Config) (*Fleet
 	f.rows = registry{db, &f.conf}
 	f.templates.fleet, f.templates.all = f, map[string]*templateSnapshot{}
 	f.pool.fleet, f.pool.wake = f, make(chan struct{}, 1)
+	f.prepared.fleet, f.prepared.wake = f, make(chan struct{}, 1)
 	return f, nil
 }
 

@@ -80,6 +80,7 @@ func (f *Fleet) handOver(ctx context.Context, l *liveSandbox, s Info, body initB
 	defer cancel()
 	ctx, done := f.untilDeath(ctx, l)
 	defer done()
+	defer f.prepared.begin(source{})()
 	f.mu.Lock()
 	l.since, l.traffic = time.Now(), s.Options.Traffic
 	f.mu.Unlock()

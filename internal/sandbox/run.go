@@ -14,12 +14,14 @@ import (
 	"postern/internal/store"
 )
 
-// Run ends or pauses sandboxes whose lifetime is over and keeps the pool filled.
+// Run ends or pauses sandboxes whose lifetime is over, and keeps the pool filled and
+// other sandboxes prepared.
 // When ctx is done it freezes the running sandboxes to disk, so that the next
 // server resumes them. Call it once, after [Fleet.Recover].
 func (f *Fleet) Run(ctx context.Context) error {
 	var bg sync.WaitGroup
 	bg.Go(func() { f.pool.fill(ctx) })
+	bg.Go(func() { f.prepared.fill(ctx) })
 	bg.Go(func() { f.thaw(ctx) })
 	var current []Base
 	for _, template := range f.conf.Prepare {

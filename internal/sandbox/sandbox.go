@@ -93,6 +93,9 @@ type Spec struct {
 	// everything inside can read it. A sandbox restored from memory keeps its old
 	// one.
 	Env []string
+	// Unhurried says that nobody waits for the sandbox, so Start leaves prepared ones
+	// to others, see [Preparer].
+	Unhurried bool
 	// Link is the sandbox's end of its only network link, from [Network.Attach].
 	// Start takes ownership and closes it, also if it fails.
 	Link *os.File
@@ -179,6 +182,19 @@ type Runtime interface {
 	// List returns the IDs of all sandboxes that have left anything on this
 	// machine, also those that another process started.
 	List(ctx context.Context) ([]string, error)
+}
+
+// A Preparer is a [Runtime] that can do in advance the part of a restore that does
+// not depend on what is restored.
+type Preparer interface {
+	// Prepare makes at most one sandbox that waits for a Start from memory, so that
+	// n wait for a Start with the root file system and limits of s, its only fields
+	// that count. It removes those that are too many or have others; with n = 0 it
+	// removes all. It reports whether there are still fewer than n.
+	//
+	// They belong to nobody: List does not know them, and they end with this process,
+	// however it ends.
+	Prepare(ctx context.Context, s Spec, n int) (more bool, err error)
 }
 
 // An Examiner is a [Runtime] that can describe what an unresponsive sandbox is

@@ -112,6 +112,7 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 			err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
 		}
 	}()
+	defer f.prepared.begin(from)()
 	f.mu.Lock()
 	l.up, l.since, l.mounted, l.traffic = true, time.Now(), len(s.Options.Volumes) > 0, s.Options.Traffic
 	f.mu.Unlock()
@@ -140,7 +141,8 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 	err = f.runtime.Start(inner, Spec{
 		ID: s.ID, Rootfs: base.Rootfs, Image: base.Image, Hostname: s.ID, Link: link, From: from.dir, Mounts: mounts,
 		CPUs: s.CPUs, MemoryMB: s.MemoryMB, DiskMB: s.DiskMB, Processes: f.conf.Processes,
-		Env: []string{"POSTERN_CHANNEL_SHA256=" + f.channelHash(s.ID)},
+		Env:       []string{"POSTERN_CHANNEL_SHA256=" + f.channelHash(s.ID)},
+		Unhurried: s.Project == "", // for the pool or a template
 	})
 	end(err)
 	if err != nil {

@@ -26,6 +26,9 @@ type cgroups struct {
 	v2     bool
 	roots  map[string]string // controller → mount point; the same for all in version 2
 	parent string            // path below each root of the directories that are only ours
+
+	// name returns the name of a sandbox's directories, see Runtime.name. Nil means its ID.
+	name func(id string) string
 }
 
 // controllers limit a sandbox. In version 1 one more measures processor time.
@@ -121,6 +124,9 @@ func (g *cgroups) trees() []string {
 
 func (g *cgroups) dirs(id string) []string {
 	t := g.trees()
+	if g.name != nil {
+		id = g.name(id)
+	}
 	for i := range t {
 		t[i] = filepath.Join(t[i], id)
 	}
@@ -128,6 +134,9 @@ func (g *cgroups) dirs(id string) []string {
 }
 
 func (g *cgroups) file(id, controller, name string) string {
+	if g.name != nil {
+		id = g.name(id)
+	}
 	return filepath.Join(g.roots[controller], g.parent, id, name)
 }
 

@@ -19,7 +19,7 @@ func TestContract(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long/", 30))
 	hosts := map[string]*host{}
 	sandboxtest.Run(t, sandboxtest.Subject{
-		Open: func(t *testing.T) sandbox.Runtime { return newRuntime(t, dir) },
+		Open: func(t *testing.T) sandbox.Runtime { return &preparing{Runtime: newRuntime(t, dir), t: t} },
 		Spec: func(t *testing.T, id string) sandbox.Spec {
 			h, link := newLink(t)
 			hosts[id] = h

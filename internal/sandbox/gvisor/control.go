@@ -51,7 +51,7 @@ func (r *Runtime) callFor(ctx context.Context, most int64, id, method string, ar
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNotAsked, err)
 	}
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/runsc-%s.sock", dir.Fd(), id)})
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/runsc-%s.sock", dir.Fd(), r.name(id))})
 	dir.Close()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNotAsked, err)

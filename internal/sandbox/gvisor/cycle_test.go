@@ -125,6 +125,9 @@ func TestSaveAndRestoreCyclesLeaveNothing(t *testing.T) {
 		}
 		h, s.Link = newLink(t)
 		s.From = dir
+		if n%2 == 1 {
+			prepare(t, r, 1)
+		}
 		if err := r.Start(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
@@ -155,8 +158,8 @@ func TestSaveAndRestoreCyclesLeaveNothing(t *testing.T) {
 }
 
 // TestPartsKilledWhileStarting: whichever part of a sandbox dies at whatever
-// moment of a start or a restore, Start says so soon or what it started ends,
-// and nothing stays.
+// moment of a start or a restore, also into a prepared sandbox, Start says so soon or
+// what it started ends, and nothing stays.
 func TestPartsKilledWhileStarting(t *testing.T) {
 	needRoot(t)
 	r := newRuntime(t, t.TempDir())
@@ -174,6 +177,9 @@ func TestPartsKilledWhileStarting(t *testing.T) {
 		s := specWith(t, link)
 		s.From = []string{"", dir}[n%2]
 		name := []string{launch.Sentry, launch.Gofer, launch.Launcher}[n%3]
+		if n%4 == 1 {
+			prepare(t, r, 1)
+		}
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
 		wg.Go(func() {

@@ -64,6 +64,7 @@ import (
 
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/launch"
+	"postern/internal/tracing"
 )
 
 // Config holds the settings of a [Runtime].
@@ -114,9 +115,12 @@ type Runtime struct {
 	starting chan struct{}  // semaphore of starts in progress
 	waiting  chan *launcher // launchers for the next starts
 
-	mu      sync.Mutex
-	all     map[string]*instance // by sandbox ID; from Start until Stop
-	started map[[2]uint64]int    // number of starts per snapshot, by its directory's device and inode
+	preparing sync.Mutex // held by Prepare
+
+	mu       sync.Mutex
+	all      map[string]*instance // by sandbox ID; from Start until Stop
+	started  map[[2]uint64]int    // number of starts per snapshot, by its directory's device and inode
+	prepared []*prepared          // that wait for a claim, oldest first
 }
 
 var _ sandbox.Runtime = (*Runtime)(nil)
@@ -126,7 +130,8 @@ var _ sandbox.Runtime = (*Runtime)(nil)
 const stopTimeout = 20 * time.Second
 
 // New checks that this machine can run sandboxes; its error says what to change if
-// not. It starts nothing, and leaves existing sandboxes for List and Stop.
+// not. It starts nothing, and leaves existing sandboxes for List and Stop. It removes
+// what an earlier process prepared and no sandbox has claimed.
 func New(log *slog.Logger, conf Config) (*Runtime, error) {
 	if conf.StateDir == "" {
 		return nil, errors.New("no state directory for sandboxes")
@@ -189,16 +194,23 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 	if err := cg.prepare(); err != nil {
 		return nil, err
 	}
-	cg.tidy()
 	used, err := openIDs(conf.IDDir, conf.IDs, dir)
 	if err != nil {
 		return nil, err
 	}
-	return &Runtime{
+	r := &Runtime{
 		log: log, conf: conf, program: program, cgroups: cg, ids: used,
 		starting: make(chan struct{}, conf.Starts), all: map[string]*instance{}, started: map[[2]uint64]int{},
 		waiting: make(chan *launcher, conf.Launchers),
-	}, nil
+	}
+	cg.name = r.name
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	if err := r.removeUnclaimed(ctx); err != nil {
+		return nil, err
+	}
+	cg.tidy()
+	return r, nil
 }
 
 // Start implements [sandbox.Runtime].
@@ -230,13 +242,7 @@ func (r *Runtime) Start(ctx context.Context, s sandbox.Spec) error {
 	r.all[s.ID] = i
 	r.mu.Unlock()
 
-	// The directory marks the sandbox as ours. If it exists, another process of
-	// this program may have started the sandbox. Then nothing of it may be touched.
-	err = os.Mkdir(r.dir(s.ID), 0o700)
-	made := err == nil
-	if made {
-		err = r.start(ctx, i, s, rootfs)
-	}
+	made, err := r.start(ctx, i, s, rootfs)
 	if err == nil && ctx.Err() != nil { // stopped at the last moment
 		err = context.Cause(ctx)
 	}
@@ -261,57 +267,101 @@ func (r *Runtime) Start(ctx context.Context, s sandbox.Spec) error {
 	return errors.Join(fmt.Errorf("start sandbox %s: %w", s.ID, err), rmErr)
 }
 
-func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs string) error {
+// start starts a sandbox, by claiming a prepared one if one fits. It reports whether
+// anything of it was made. If not, there may be another sandbox of the same ID, which
+// another process of this program started. Then nothing of it may be touched.
+func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs string) (made bool, err error) {
+	_, end := tracing.Begin(ctx, "wait for a turn")
 	select {
 	case r.starting <- struct{}{}:
 		defer func() { <-r.starting }()
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		end(context.Cause(ctx))
+		return false, context.Cause(ctx)
 	}
-	dir := r.dir(s.ID)
-	user, err := r.ids.take(s.ID)
-	if err != nil {
-		return err
-	}
-	order := launch.Order{
-		User: user, ID: s.ID, Dir: dir, Cgroups: r.cgroups.procsFiles(s.ID), Flags: flags(s, dir),
-		Link: launch.Link{Address: sandbox.LinkAddress, Gateway: sandbox.LinkGateway, Network: sandbox.LinkNetwork, MTU: sandbox.LinkMTU},
-	}
+	end(nil)
+	order := launch.Order{Link: launch.Link{Address: sandbox.LinkAddress, Gateway: sandbox.LinkGateway, Network: sandbox.LinkNetwork, MTU: sandbox.LinkMTU}}
 	var from *os.File
 	if s.From != "" {
 		f, snap, err := openSnapshot(s.From, s)
 		if err != nil {
-			return err
+			return false, err
 		}
 		defer f.Close()
 		from, order.From, order.Direct = f, snap.Kind, r.readsDirect(f)
 		if s.Image, err = snap.image(s.Image); err != nil {
-			return err
+			return false, err
 		}
 	}
-	order.Image, order.Cover = s.Image.Root != "", s.Image.Root == "" && len(s.Mounts) > 0
-	if err := writeSpec(dir, ociSpec(s, rootfs, dir)); err != nil {
-		return err
+	var p *prepared
+	if order.From == kindMemory && len(s.Mounts) == 0 && !s.Unhurried {
+		p = r.take(ctx, shapeOf(s, rootfs))
 	}
-	if err := r.cgroups.create(s.ID, hostLimits(s)); err != nil {
-		return err
+	var said string
+	if p != nil {
+		if err := r.claim(ctx, p, s.ID); err != nil {
+			return false, err
+		}
+		said, err = r.startPrepared(ctx, i, p, s, order, from)
+		if errors.Is(err, errNotTold) {
+			r.log.WarnContext(ctx, "use a prepared sandbox; starting another", "sandbox", s.ID, "err", err, "said", said)
+			if err := r.remove(ctx, s.ID); err != nil {
+				return true, err
+			}
+			i.unfollowLog()
+			p = nil
+		}
 	}
-	out, err := i.openLog(dir)
-	if err != nil {
-		return err
+	if p == nil {
+		// The directory marks the sandbox as ours.
+		if err := os.Mkdir(r.dir(s.ID), 0o700); err != nil {
+			return false, err
+		}
+		said, err = r.startNew(ctx, i, s, rootfs, order, from)
 	}
-	defer out.Close()
-	said, err := r.launch(ctx, order, s.Link, out, from, i.take)
 	if said != "" {
 		r.log.DebugContext(ctx, "gVisor on the start of a sandbox", "sandbox", s.ID, "said", said)
 	}
 	if err != nil {
-		return err
+		return true, err
 	}
 	if err := r.cgroups.limitCPU(s.ID, s.CPUs); err != nil {
-		return fmt.Errorf("limit processors: %w", err)
+		return true, fmt.Errorf("limit processors: %w", err)
 	}
-	return nil
+	return true, nil
+}
+
+// startNew starts a sandbox whose directory exists.
+func (r *Runtime) startNew(ctx context.Context, i *instance, s sandbox.Spec, rootfs string, order launch.Order, from *os.File) (said string, err error) {
+	dir := r.dir(s.ID)
+	user, err := r.ids.take(s.ID)
+	if err != nil {
+		return "", err
+	}
+	order.User, order.ID, order.Dir, order.Cgroups, order.Flags = user, s.ID, dir, r.cgroups.procsFiles(s.ID), flags(s, dir)
+	order.Image, order.Cover = s.Image.Root != "", s.Image.Root == "" && len(s.Mounts) > 0
+	if err := writeSpec(dir, ociSpec(s, rootfs, dir)); err != nil {
+		return "", err
+	}
+	if err := r.cgroups.create(s.ID, hostLimits(s)); err != nil {
+		return "", err
+	}
+	out, err := i.openLog(dir)
+	if err != nil {
+		return "", err
+	}
+	defer out.Close()
+	return r.launch(ctx, order, s.Link, out, from, func(reply launch.Reply) error {
+		trace(ctx, reply)
+		return i.take(reply)
+	})
+}
+
+// trace adds what a launcher has measured to the operation of ctx.
+func trace(ctx context.Context, reply launch.Reply) {
+	for _, p := range reply.Phases {
+		tracing.Add(ctx, p.Name, p.Start, p.End)
+	}
 }
 
 func (r *Runtime) dir(id string) string { return filepath.Join(r.conf.StateDir, id) }
@@ -353,20 +403,27 @@ func (r *Runtime) Stop(ctx context.Context, id string) error {
 	return nil
 }
 
-// remove frees everything that a sandbox holds. Its directory is removed last: as
-// long as anything is left, List finds it.
+// remove frees everything that a sandbox holds. Its directory, or the link to it, is
+// removed last: as long as anything is left, List finds it.
 func (r *Runtime) remove(ctx context.Context, id string) error {
-	if err := r.cgroups.kill(ctx, id); err != nil {
+	name := r.name(id)
+	if err := r.cgroups.kill(ctx, name); err != nil {
 		return err
 	}
-	if err := r.cgroups.remove(ctx, id); err != nil {
+	if err := r.cgroups.remove(ctx, name); err != nil {
 		return err
 	}
-	if err := r.ids.give(id); err != nil {
+	if err := r.ids.give(name); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(r.dir(id)); err != nil {
+	if err := os.RemoveAll(r.dir(name)); err != nil {
 		return fmt.Errorf("remove directory: %w", err)
+	}
+	if name == id {
+		return nil
+	}
+	if err := os.Remove(r.dir(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove claim: %w", err)
 	}
 	return nil
 }

@@ -149,7 +149,7 @@ func (i *instance) watch(r *Runtime) {
 // waitGuest asks the sentry for the exit status of the guest. It returns an error
 // if the sentry ends without an answer.
 func (r *Runtime) waitGuest(ctx context.Context, id string) (unix.WaitStatus, error) {
-	b, err := r.call(ctx, id, callWait, id)
+	b, err := r.call(ctx, id, callWait, r.name(id))
 	if err != nil {
 		return 0, err
 	}
@@ -202,6 +202,19 @@ const (
 // process is killed, a guest that writes gets no SIGPIPE, and the next process can
 // continue reading.
 func (i *instance) openLog(dir string) (*os.File, error) {
+	w, err := makeLog(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := i.followLog(dir); err != nil {
+		w.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+// makeLog makes the named pipe and opens its writing end.
+func makeLog(dir string) (*os.File, error) {
 	fifo := filepath.Join(dir, logFifo)
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		return nil, fmt.Errorf("make log: %w", err)
@@ -210,12 +223,7 @@ func (i *instance) openLog(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open log: %w", err)
 	}
-	w := os.NewFile(uintptr(fd), fifo)
-	if err := i.followLog(dir); err != nil {
-		w.Close()
-		return nil, err
-	}
-	return w, nil
+	return os.NewFile(uintptr(fd), fifo), nil
 }
 
 // followLog copies the guest's output to the log from now on.
@@ -246,6 +254,17 @@ func (i *instance) followLog(dir string) error {
 		drain(f, io.TeeReader(r, w), max(0, logBytes-have), 20*time.Millisecond)
 	}()
 	return nil
+}
+
+// unfollowLog takes back followLog, before another log of the same sandbox. Nothing
+// writes to the pipe any more.
+func (i *instance) unfollowLog() {
+	if i.log == nil {
+		return
+	}
+	<-i.drained
+	i.log.Close()
+	i.log, i.drained = nil, nil
 }
 
 // drain copies the first limit bytes of r to w, and then keeps reading, since a

@@ -37,7 +37,8 @@ import (
 type launcher struct {
 	cmd  *exec.Cmd
 	conn *net.UnixConn
-	errs tail // its standard error; complete after dismiss
+	said *json.Decoder // of its answers
+	errs tail          // its standard error; complete after dismiss
 }
 
 // newLauncher starts a launcher, from the file program. If private is set it has a
@@ -54,8 +55,8 @@ func newLauncher(program string, private bool) (*launcher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("prepare socket: %w", err)
 	}
-	l := &launcher{conn: conn.(*net.UnixConn)} //nolint:forcetypeassert // it is a unix socket
-	l.cmd = exec.Command(program)              //nolint:noctx // it may wait longer than any request
+	l := &launcher{conn: conn.(*net.UnixConn), said: json.NewDecoder(io.LimitReader(conn, 1<<16))} //nolint:forcetypeassert // it is a unix socket
+	l.cmd = exec.Command(program)                                                                  //nolint:noctx // it may wait longer than any request
 	l.cmd.Args = []string{launch.Launcher}
 	l.cmd.Env = []string{} // none of our environment
 	l.cmd.Dir = "/"
@@ -92,46 +93,72 @@ var errNotTold = errors.New("tell launcher")
 // output and error, and waits for the launcher's end. It returns the launcher's
 // standard error for the log.
 func (l *launcher) launch(ctx context.Context, order launch.Order, link, out, from *os.File, received func(launch.Reply) error) (said string, err error) {
-	stop := context.AfterFunc(ctx, func() {
+	stop := l.killAtEnd(ctx)
+	defer func() { said, err = l.finish(ctx, stop, err) }()
+	files := []*os.File{link, out}
+	if from != nil {
+		files = append(files, from)
+	}
+	if err := l.tell(ctx, order, files...); err != nil {
+		return "", err
+	}
+	reply, err := l.hear(ctx)
+	if err != nil {
+		return "", err
+	}
+	return "", received(reply)
+}
+
+// killAtEnd kills the launcher when ctx is done, unless stop was called before.
+func (l *launcher) killAtEnd(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(ctx, func() {
 		_ = l.conn.SetDeadline(time.Unix(1, 0))
 		_ = l.cmd.Process.Kill() // it may have ended
 	})
-	defer func() {
-		stop()
-		if derr := l.dismiss(); err == nil && derr != nil {
-			err = because(ctx, derr) // it may have been killed after its answer
-		}
-		said = l.errs.String()
-	}()
+}
+
+// finish dismisses a launcher after its last order, which had the result err.
+func (l *launcher) finish(ctx context.Context, stop func() bool, err error) (string, error) {
+	stop()
+	if derr := l.dismiss(); err == nil && derr != nil {
+		err = because(ctx, derr) // it may have been killed after its answer
+	}
+	return l.errs.String(), err
+}
+
+// tell sends an order.
+func (l *launcher) tell(ctx context.Context, order launch.Order, files ...*os.File) error {
 	b, err := json.Marshal(order)
 	if err != nil {
-		return "", fmt.Errorf("encode order: %w", err)
+		return fmt.Errorf("encode order: %w", err)
 	}
-	fds := []int{int(link.Fd()), int(out.Fd())}
-	if from != nil {
-		fds = append(fds, int(from.Fd()))
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
 	}
 	n, _, err := l.conn.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
-	runtime.KeepAlive(link)
-	runtime.KeepAlive(out)
-	runtime.KeepAlive(from)
+	runtime.KeepAlive(files)
 	if n == 0 && err != nil && ctx.Err() == nil {
-		return "", fmt.Errorf("%w: %w", errNotTold, err)
+		return fmt.Errorf("%w: %w", errNotTold, err)
 	}
 	if err == nil && n < len(b) {
 		_, err = l.conn.Write(b[n:])
 	}
 	if err != nil {
-		return "", fmt.Errorf("tell launcher: %w", because(ctx, err))
+		return fmt.Errorf("tell launcher: %w", because(ctx, err))
 	}
-	var reply launch.Reply
-	if err := json.NewDecoder(io.LimitReader(l.conn, 1<<16)).Decode(&reply); err != nil {
-		return "", fmt.Errorf("hear from launcher: %w", because(ctx, err))
+	return nil
+}
+
+// hear returns the launcher's next answer.
+func (l *launcher) hear(ctx context.Context) (reply launch.Reply, err error) {
+	if err := l.said.Decode(&reply); err != nil {
+		return reply, fmt.Errorf("hear from launcher: %w", because(ctx, err))
 	}
 	if reply.Err != "" {
-		return "", fmt.Errorf("%s: %s", reply.Phase, reply.Err)
+		return reply, fmt.Errorf("%s: %s", reply.Phase, reply.Err)
 	}
-	return "", received(reply)
+	return reply, nil
 }
 
 // launch starts a sandbox with a waiting launcher, if there is one.

@@ -126,11 +126,20 @@ func childMain() {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-	fmt.Println("starting")
-	err = r.Start(context.Background(), sandbox.Spec{
+	s := sandbox.Spec{
 		ID: os.Args[1], Rootfs: os.Args[2], Image: sandbox.Image{Root: os.Args[3], Guest: os.Args[4]}, Hostname: "box", CPUs: 1, MemoryMB: 128, DiskMB: 16, Processes: 64,
-		Link: os.NewFile(uintptr(p[1]), "link"),
-	})
+		Link: os.NewFile(uintptr(p[1]), "link"), From: os.Getenv("GVISOR_TEST_FROM"),
+	}
+	if s.From != "" {
+		for range 2 {
+			if _, err := r.Prepare(context.Background(), s, 2); err != nil {
+				fmt.Println(err)
+				os.Exit(1)
+			}
+		}
+	}
+	fmt.Println("starting")
+	err = r.Start(context.Background(), s)
 	fmt.Println("started", err)
 	time.Sleep(10 * time.Minute)
 	os.Exit(0)
@@ -138,6 +147,13 @@ func childMain() {
 
 // killedServer runs childMain and kills it at a moment that until decides.
 func killedServer(t *testing.T, state, id string, until func(said *bufio.Reader)) {
+	t.Helper()
+	killedServerFrom(t, state, id, "", until)
+}
+
+// killedServerFrom is killedServer; if from is not empty, it has two sandboxes wait
+// before it starts one from this snapshot.
+func killedServerFrom(t *testing.T, state, id, from string, until func(said *bufio.Reader)) {
 	t.Helper()
 	dir, err := rootfs()
 	if err != nil {
@@ -148,7 +164,7 @@ func killedServer(t *testing.T, state, id string, until func(said *bufio.Reader)
 		t.Fatal(err)
 	}
 	c := exec.Command("/proc/self/exe", id, dir, image.Root, image.Guest)
-	c.Env = append(os.Environ(), "GVISOR_TEST_CHILD="+state)
+	c.Env = append(os.Environ(), "GVISOR_TEST_CHILD="+state, "GVISOR_TEST_FROM="+from)
 	out, err := c.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -316,9 +332,13 @@ func TestAnotherServerGoesOn(t *testing.T) {
 func TestServerKilledWhileStarting(t *testing.T) {
 	needRoot(t)
 	r := newRuntime(t, t.TempDir())
+	from := snapshotOf(t, r)
 	for i := range 25 {
-		id := sandboxtest.NewID()
-		killedServer(t, r.conf.StateDir, id, func(said *bufio.Reader) {
+		id, from := sandboxtest.NewID(), from
+		if i%3 != 0 {
+			from = ""
+		}
+		killedServerFrom(t, r.conf.StateDir, id, from, func(said *bufio.Reader) {
 			if l, err := said.ReadString('\n'); err != nil || l != "starting\n" {
 				t.Fatalf("the server says %q, %v", l, err)
 			}
@@ -332,6 +352,9 @@ func TestServerKilledWhileStarting(t *testing.T) {
 			if err := r.Stop(t.Context(), id); err != nil {
 				t.Errorf("stop: %v", err)
 			}
+		}
+		if from != "" {
+			newRuntime(t, r.conf.StateDir) // the next server removes what waited
 		}
 		// A launcher that was about to enter the cgroup finds none and ends.
 		var after footprint

@@ -69,14 +69,9 @@ func check(s sandbox.Spec) error {
 		return bad("image %q of the guest is not an absolute path, or without one of the root", s.Image.Guest)
 	case len(s.Hostname) > 64 || strings.ContainsAny(s.Hostname, "\x00\n"):
 		return bad("hostname is over 64 bytes or has a control character")
-	case !(s.CPUs >= 0.01 && s.CPUs <= 4096): // also false for NaN
-		return bad("CPUs is %v, not between 0.01 and 4096", s.CPUs)
-	case s.MemoryMB < 16 || s.MemoryMB > most:
-		return bad("MemoryMB is %d, under 16 or too large", s.MemoryMB)
-	case s.DiskMB < 1 || s.DiskMB > most:
-		return bad("DiskMB is %d, under 1 or too large", s.DiskMB)
-	case s.Processes < 8 || s.Processes > 1<<16:
-		return bad("Processes is %d, not between 8 and 65536", s.Processes)
+	}
+	if err := checkLimits(s); err != nil {
+		return err
 	}
 	for _, m := range s.Mounts {
 		if !filepath.IsAbs(m.Source) {
@@ -97,6 +92,25 @@ func check(s sandbox.Spec) error {
 		if k, _, ok := strings.Cut(e, "="); !ok || k == "" || strings.ContainsRune(e, 0) {
 			return bad("an entry of Env is not NAME=value")
 		}
+	}
+	return nil
+}
+
+// checkLimits is the part of check that is about limits.
+func checkLimits(s sandbox.Spec) error {
+	const most = 1 << 30
+	bad := func(format string, a ...any) error {
+		return fmt.Errorf("%w: %s", sandbox.ErrInvalid, fmt.Sprintf(format, a...))
+	}
+	switch {
+	case !(s.CPUs >= 0.01 && s.CPUs <= 4096): // also false for NaN
+		return bad("CPUs is %v, not between 0.01 and 4096", s.CPUs)
+	case s.MemoryMB < 16 || s.MemoryMB > most:
+		return bad("MemoryMB is %d, under 16 or too large", s.MemoryMB)
+	case s.DiskMB < 1 || s.DiskMB > most:
+		return bad("DiskMB is %d, under 1 or too large", s.DiskMB)
+	case s.Processes < 8 || s.Processes > 1<<16:
+		return bad("Processes is %d, not between 8 and 65536", s.Processes)
 	}
 	return nil
 }

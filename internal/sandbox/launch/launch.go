@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/netip"
 	"slices"
+	"time"
 
 	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/flag"
@@ -89,6 +90,23 @@ type Order struct {
 	Cover   bool     // overlay the root file system, so that mount points can be created
 	User    uint32   // user and group id of the host that the sandbox runs as
 	Link    Link
+
+	// Prepare says to make the sandbox, to answer, and to wait for a second order. That
+	// has Claim, and of the fields above only From, Direct and Link.
+	Prepare, Claim bool
+	Hostname       string // of a second order
+}
+
+// Files returns how many files come with the order: the link, the output and the
+// snapshot, as far as it needs them.
+func (o Order) Files() int {
+	switch {
+	case o.Prepare: // the output
+		return 1
+	case o.Claim || o.From == "": // the link and the snapshot, or the link and the output
+		return 2
+	}
+	return 3
 }
 
 // A Link is the addresses of a sandbox's link, its only way out.
@@ -104,6 +122,13 @@ type Reply struct {
 	Sentry, Gofer int    // process IDs; Gofer is 0 if there is none
 	Phase         string // what failed, if Err is set
 	Err           string
+	Phases        []Phase // what took how long
+}
+
+// A Phase is a part of a start.
+type Phase struct {
+	Name       string
+	Start, End time.Time
 }
 
 // Configure parses gVisor's flags.

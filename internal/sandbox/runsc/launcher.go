@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"syscall"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -49,7 +51,7 @@ func closeInherited() error {
 func launcherMain() {
 	s := os.NewFile(launch.SocketFD, "server")
 	reply := serveLaunch(s)
-	err := json.NewEncoder(s).Encode(reply)
+	err := say(s, reply)
 	if err == nil {
 		// Stay as the parent until the server has opened pidfds of the processes,
 		// or is gone. Until then their IDs cannot be reused.
@@ -61,8 +63,17 @@ func launcherMain() {
 	os.Exit(0)
 }
 
-// readOrder reads the order and its files: the link, the output and, if the order
-// says so, the snapshot.
+// say answers the server.
+func say(s *os.File, reply launch.Reply) error {
+	b, err := json.Marshal(reply)
+	if err != nil {
+		return err
+	}
+	_, err = s.Write(b)
+	return err
+}
+
+// readOrder reads an order and its files.
 func readOrder(s *os.File) (order launch.Order, files []*os.File, err error) {
 	b, rights := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(3*4))
 	n, m, _, _, err := unix.Recvmsg(int(s.Fd()), b, rights, unix.MSG_CMSG_CLOEXEC)
@@ -85,17 +96,20 @@ func readOrder(s *os.File) (order launch.Order, files []*os.File, err error) {
 			files = append(files, os.NewFile(uintptr(fd), "received"))
 		}
 	}
-	want := 2
-	if order.From != "" {
-		want = 3
-	}
-	if len(files) != want {
-		return order, nil, fmt.Errorf("receive files: got %d, want %d", len(files), want)
+	if len(files) != order.Files() {
+		return order, nil, fmt.Errorf("receive files: got %d, want %d", len(files), order.Files())
 	}
 	return order, files, nil
 }
 
 func serveLaunch(s *os.File) (r launch.Reply) {
+	var phases []launch.Phase
+	last := time.Now()
+	done := func(name string) {
+		now := time.Now()
+		phases = append(phases, launch.Phase{Name: name, Start: last, End: now})
+		last = now
+	}
 	fail := func(phase string, err error) launch.Reply { return launch.Reply{Phase: phase, Err: err.Error()} }
 	unix.CloseOnExec(launch.SocketFD)
 	if err := closeInherited(); err != nil {
@@ -105,10 +119,15 @@ func serveLaunch(s *os.File) (r launch.Reply) {
 	if err != nil {
 		return fail("read order", err)
 	}
-	// gVisor gets the third file as a number only. Without this the file would be
+	last = time.Now() // it may have waited for the order
+	// gVisor gets the snapshot as a number only. Without this the file would be
 	// collected, and closed, while gVisor reads it.
-	defer runtime.KeepAlive(files)
-	link, out := files[0], files[1]
+	defer func() { runtime.KeepAlive(files) }()
+	var link *os.File
+	out := files[0]
+	if !order.Prepare {
+		link, out = files[0], files[1]
+	}
 	if err := unix.Dup3(int(out.Fd()), 1, 0); err != nil {
 		return fail("set output", err)
 	}
@@ -123,6 +142,7 @@ func serveLaunch(s *os.File) (r launch.Reply) {
 			return fail("enter cgroup", err)
 		}
 	}
+	done("enter cgroup")
 	// The path of the control socket must be short (108 bytes), and the data
 	// directory's path may be long.
 	dir, err := os.Open(order.Dir)
@@ -164,9 +184,27 @@ func serveLaunch(s *os.File) (r launch.Reply) {
 		defer f.Close()
 		args.PassFiles = map[int]*os.File{filestoreNumber: f}
 	}
+	var naming namer
+	if order.Prepare {
+		// If the server has been killed, writing to our standard error must not end
+		// this process before it has ended the sandbox.
+		signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
+		if err := naming.register(); err != nil {
+			return fail("find platform", err)
+		}
+	}
 	c, err := newContainer(conf, args, order.User)
 	if err != nil {
 		return fail("create sandbox", err)
+	}
+	done("create sandbox")
+	if order.Prepare {
+		if order, files, err = awaitClaim(s, order, launch.Reply{Sentry: c.Sandbox.Getpid(), Gofer: c.GoferPid.Load(), Phases: phases}); err != nil {
+			return fail("wait for a claim", err)
+		}
+		phases, last = nil, time.Now()
+		naming.name, link = order.Hostname, files[0]
+		from = fmt.Sprintf("/proc/self/fd/%d", files[1].Fd())
 	}
 	if order.From == launch.Memory {
 		// The guest runs while its pages are still being read. Pages that it needs
@@ -175,6 +213,7 @@ func serveLaunch(s *os.File) (r launch.Reply) {
 		if err := c.Restore(conf, from, order.Direct, background, networkArgs(order.Link, link, true)); err != nil {
 			return fail("restore sandbox", err)
 		}
+		done("restore sandbox")
 	} else {
 		if err := connectLink(c, order.Link, link); err != nil {
 			return fail("connect link", err)
@@ -187,8 +226,9 @@ func serveLaunch(s *os.File) (r launch.Reply) {
 		if err := c.Start(&start); err != nil {
 			return fail("start guest", err)
 		}
+		done("start guest")
 	}
-	return launch.Reply{Sentry: c.Sandbox.Getpid(), Gofer: c.GoferPid.Load()}
+	return launch.Reply{Sentry: c.Sandbox.Getpid(), Gofer: c.GoferPid.Load(), Phases: phases}
 }
 
 // newContainer starts the processes of a sandbox with id as their user and group on
