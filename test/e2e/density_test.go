@@ -96,7 +96,7 @@ func (s *server) holds() holding {
 // TestCyclesLeaveNothing creates, pauses, forks, copies and kills sandboxes. They
 // leave no process, mount, namespace, cgroup, descriptor, file or byte. POSTERN_TEST_CYCLES multiplies their number.
 func TestCyclesLeaveNothing(t *testing.T) {
-	s := start(t, t.TempDir(), "--pool-min", "0", "--pool-max", "0", "--snapshots")
+	s := start(t, t.TempDir(), "--pool-min", "0", "--pool-max", "0", "--prepared", "1", "--snapshots")
 	s.await("made snapshot of template")
 	var ids []string
 	cycle := func(i int) {

@@ -83,8 +83,11 @@ func commandLines(t testing.TB) map[int]string {
 }
 
 // sentryOf returns the ID of the process of a sandbox's gVisor kernel.
-func sentryOf(t testing.TB, id string) int {
+func sentryOf(t testing.TB, data, id string) int {
 	t.Helper()
+	if name, err := os.Readlink(filepath.Join(data, "sandboxes", id)); err == nil {
+		id = name // it was prepared under a name of its own
+	}
 	for pid, cmd := range commandLines(t) {
 		if strings.HasPrefix(cmd, "runsc-sandbox\x00") && strings.HasSuffix(cmd, "\x00"+id+"\x00") {
 			return pid
@@ -94,7 +97,7 @@ func sentryOf(t testing.TB, id string) int {
 	return 0
 }
 
-var cgroupOf = regexp.MustCompile(`/(postern/[^/\n]+)/(i[a-z0-9]{20})`)
+var cgroupOf = regexp.MustCompile(`/(postern/[^/\n]+)/([ip][a-z0-9]{20})`)
 
 // footprint returns the processes, mounts and cgroups of a data directory's sandboxes,
 // found without the server. Those of other servers are not included.
@@ -121,8 +124,8 @@ func footprint(t testing.TB, data string) (all []string) {
 		all = append(all, "file "+e.Name())
 	}
 	for p := range parents {
-		dirs, _ := filepath.Glob("/sys/fs/cgroup/*/" + p + "/i*")
-		v2, _ := filepath.Glob("/sys/fs/cgroup/" + p + "/i*")
+		dirs, _ := filepath.Glob("/sys/fs/cgroup/*/" + p + "/[ip]*")
+		v2, _ := filepath.Glob("/sys/fs/cgroup/" + p + "/[ip]*")
 		for _, d := range append(dirs, v2...) {
 			all = append(all, "cgroup "+d)
 		}
@@ -298,7 +301,7 @@ func TestRestart(t *testing.T) {
 		s.kill(syscall.SIGKILL)
 		o.heard(t, may) // a connection that was made in the moment of the kill is allowed
 		down := time.Now()
-		syscall.Kill(sentryOf(t, dying.id), syscall.SIGKILL)
+		syscall.Kill(sentryOf(t, s.data, dying.id), syscall.SIGKILL)
 		time.Sleep(5 * time.Second)
 		up := time.Now()
 		s = s.again(top, flags...)
@@ -370,7 +373,7 @@ func TestRestart(t *testing.T) {
 			t.Fatal("no keeper")
 		}
 		syscall.Kill(pid, syscall.SIGKILL)
-		s = s.again(top, append(flags, "--pool-min", "0", "--pool-max", "0")...)
+		s = s.again(top, append(flags, "--pool-min", "0", "--pool-max", "0", "--prepared", "0")...)
 		if got := s.reason(begun.ID); !strings.Contains(got, "its link was not kept") {
 			t.Errorf("lost for the reason %q", got)
 		}
