@@ -128,6 +128,10 @@ func TestCyclesLeaveNothing(t *testing.T) {
 	}
 	clear()
 	time.Sleep(2 * time.Second) // until killed processes are reaped: they must not count as held before
+	eventually(t, "a sandbox is prepared", func() bool {
+		waiting, err := filepath.Glob(filepath.Join(s.data, "sandboxes", "p*", "runsc-*.sock"))
+		return err == nil && len(waiting) == 1
+	})
 	before := s.holds()
 	// More than the slack below of each kind, so that one left by each cycle shows.
 	n := 20 * times(t, "POSTERN_TEST_CYCLES", 1)
