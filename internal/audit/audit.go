@@ -168,7 +168,11 @@ type link struct {
 func lockChain(ctx context.Context, tx *store.Tx) (*chain, error) {
 	var c chain
 	var hash []byte
-	err := tx.One(ctx, `update audit_head set seq = seq where id = 1 returning seq, hash, tree_size, tree_edge`, nil, &c.Seq, &hash, &c.size, &c.right)
+	query := `update audit_head set seq = seq where id = 1 returning seq, hash, tree_size, tree_edge`
+	if tx.Concurrent() { // where an update that changes nothing leaves a dead row
+		query = `select seq, hash, tree_size, tree_edge from audit_head where id = 1 for update`
+	}
+	err := tx.One(ctx, query, nil, &c.Seq, &hash, &c.size, &c.right)
 	if err != nil {
 		return nil, fmt.Errorf("read chain head: %w", err)
 	}
@@ -200,14 +204,21 @@ func (c *chain) add(tx *store.Tx, e Entry, number, n int64) (l link, err error) 
 	return l, nil
 }
 
+// end returns the size and the edge of the tree as they are stored.
+func (c *chain) end() (size int64, right []byte) {
+	if c.edge != nil {
+		return c.edge.size, c.edge.bytes()
+	}
+	if c.right == nil {
+		return c.size, []byte{} // SQLite returns empty bytes as nil, which would be stored as NULL
+	}
+	return c.size, c.right
+}
+
 // save stores the end of the chain.
 func (c *chain) save(ctx context.Context, tx *store.Tx) error {
-	if c.edge != nil {
-		c.size, c.right = c.edge.size, c.edge.bytes()
-	} else if c.right == nil {
-		c.right = []byte{} // SQLite returns empty bytes as nil, which would be stored as NULL
-	}
-	_, err := tx.ExecContext(ctx, `update audit_head set seq = $1, hash = $2, tree_size = $3, tree_edge = $4 where id = 1`, c.Seq, c.Hash[:], c.size, c.right)
+	size, right := c.end()
+	_, err := tx.ExecContext(ctx, `update audit_head set seq = $1, hash = $2, tree_size = $3, tree_edge = $4 where id = 1`, c.Seq, c.Hash[:], size, right)
 	if err != nil {
 		return fmt.Errorf("append audit entry %d: %w", c.Seq, err)
 	}

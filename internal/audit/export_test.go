@@ -11,6 +11,6 @@ func Leaf(e Entry) []byte { return e.encode(nil) }
 
 // Sequence is sequenceUnder.
 func Sequence(ctx context.Context, tx *store.Tx, lock string) (moved int, err error) {
-	moved, _, err = sequenceUnder(ctx, tx, lock)
-	return moved, err
+	s, err := sequenceUnder(ctx, tx, lock)
+	return s.moved, err
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"golang.org/x/mod/sumdb/tlog"
@@ -103,66 +104,79 @@ var (
 	errBusy = errors.New("another server is sequencing")
 )
 
+// A sequenced is what one transaction has moved into the chain.
+type sequenced struct {
+	moved   int
+	refused []pending // this server's key has not sealed them, or they are in the chain already
+	late    int       // of those that were moved: older than [Late]
+	oldest  time.Time // of those that were moved; zero if there are none
+}
+
 // sequence moves pending rows into the chain as part of tx, which is one of
-// [store.DB.Aside]. It returns how many, and the rows that it refuses because this
-// server's key has not sealed them or they are in the chain already. The lock makes it
-// the only one; if that should fail, the primary key of the chain, the unique name and
-// the number of removed rows do.
-func sequence(ctx context.Context, tx *store.Tx) (moved int, refused []pending, err error) {
-	return sequenceUnder(ctx, tx, "audit sequencer")
+// [store.DB.Aside]. The lock makes it the only one; if that should fail, the primary key
+// of the chain, the unique name and the number of removed rows do.
+func sequence(ctx context.Context, tx *store.Tx) (sequenced, error) {
+	return sequenceUnder(ctx, tx, "audit chain")
 }
 
 // sequenceUnder is sequence with the name of its lock.
-func sequenceUnder(ctx context.Context, tx *store.Tx, lock string) (moved int, refused []pending, err error) {
+func sequenceUnder(ctx context.Context, tx *store.Tx, lock string) (s sequenced, err error) {
 	if !tx.Keyed() {
-		return 0, nil, store.ErrNoKey
+		return s, store.ErrNoKey
 	}
 	if ok, err := tx.TryLock(ctx, lock); err != nil {
-		return 0, nil, err
+		return s, err
 	} else if !ok {
-		return 0, nil, errBusy
+		return s, errBusy
 	}
 	rows, err := store.List(ctx, tx, scanPending, selectPending+`join (
 			select tx, min(id) as first from audit_pending where refused_at = 0 group by tx order by first limit $1
 		) as t on t.tx = p.tx
 		where p.refused_at = 0 order by t.first, p.id`, sequenceBatch)
 	if err != nil {
-		return 0, nil, fmt.Errorf("read pending entries: %w", err)
+		return s, fmt.Errorf("read pending entries: %w", err)
 	}
 	if len(rows) == 0 {
-		return 0, nil, nil
+		return s, nil
 	}
 	c, err := lockChain(ctx, tx)
 	if err != nil {
-		return 0, nil, err
+		return s, err
 	}
 	seen := map[pendingName]bool{}
 	var b batch
 	var bad []int64
 	for _, p := range rows {
 		if p.known || seen[p.pendingName] || !p.holds(tx) {
-			refused, bad = append(refused, p), append(bad, p.id)
+			s.refused, bad = append(s.refused, p), append(bad, p.id)
 			continue
 		}
 		seen[p.pendingName] = true
 		l, err := c.add(tx, p.Entry, p.tx, p.n)
 		if err != nil {
-			return 0, nil, err
+			return s, err
 		}
 		b.put(p, l)
+		if time.Since(p.At) > Late {
+			s.late++
+		}
+		if s.oldest.IsZero() || p.At.Before(s.oldest) {
+			s.oldest = p.At
+		}
 	}
 	if len(bad) > 0 {
 		if _, err := tx.ExecContext(ctx, `update audit_pending set refused_at = $1 where id = any($2::bigint[])`, store.Time(time.Now()), bad); err != nil {
-			return 0, nil, fmt.Errorf("refuse pending entries: %w", err)
+			return s, fmt.Errorf("refuse pending entries: %w", err)
 		}
 	}
-	if len(b.ids) == 0 {
-		return 0, refused, nil
+	s.moved = len(b.ids)
+	if s.moved == 0 {
+		return s, nil
 	}
-	if err := b.store(ctx, tx); err != nil {
-		return 0, nil, fmt.Errorf("sequence %d entries from %d on: %w", len(b.ids), b.seqs[0], err)
+	if err := b.store(ctx, tx, c); err != nil {
+		return s, fmt.Errorf("sequence %d entries from %d on: %w", s.moved, b.seqs[0], err)
 	}
-	return len(b.ids), refused, c.save(ctx, tx)
+	return s, nil
 }
 
 // A batch is what one transaction adds to the chain and the tree, by column: PostgreSQL
@@ -188,31 +202,32 @@ func (b *batch) put(p pending, l link) {
 	b.nodes = append(b.nodes, l.nodes...)
 }
 
-func (b *batch) store(ctx context.Context, tx *store.Tx) error {
-	_, err := tx.ExecContext(ctx, `insert into audit_entry (seq, at, project_id, actor, verb, object, detail, prev, hash, seal, tx, n)
-		select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[], $9::bytea[], $10::bytea[], $11::bigint[], $12::bigint[])`,
-		b.seqs, b.ats, b.projects, b.actors, b.verbs, b.objects, b.texts, b.prevs, b.hashes, b.seals, b.txs, b.ns)
-	if err != nil {
-		return err
+// store writes b, whose last entry is the end of c, in one statement: the chain's row is
+// locked meanwhile, and each round trip would be time for all that is pending.
+func (b *batch) store(ctx context.Context, tx *store.Tx, c *chain) error {
+	hashes := make([][]byte, len(b.nodes))
+	for i := range b.nodes {
+		hashes[i] = b.nodes[i][:]
 	}
-	if len(b.nodes) > 0 {
-		hashes := make([][]byte, len(b.nodes))
-		for i := range b.nodes {
-			hashes[i] = b.nodes[i][:]
-		}
-		_, err := tx.ExecContext(ctx, `insert into audit_node (idx, hash) select $1 + i - 1, hash from unnest($2::bytea[]) with ordinality as h (hash, i)`, b.first, hashes)
-		if err != nil {
-			return err
-		}
+	size, right := c.end()
+	n := 0
+	err := tx.One(ctx, `with entries as (
+			insert into audit_entry (seq, at, project_id, actor, verb, object, detail, prev, hash, seal, tx, n)
+			select * from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bytea[], $9::bytea[], $10::bytea[], $11::bigint[], $12::bigint[])
+		), nodes as (
+			insert into audit_node (idx, hash) select $13::bigint + i - 1, hash from unnest($14::bytea[]) with ordinality as h (hash, i)
+		), head as (
+			update audit_head set seq = $15, hash = $16, tree_size = $17, tree_edge = $18 where id = 1
+		), gone as (
+			delete from audit_pending where id = any($19::bigint[]) returning 1
+		) select count(*) from gone`, []any{
+		b.seqs, b.ats, b.projects, b.actors, b.verbs, b.objects, b.texts, b.prevs, b.hashes, b.seals, b.txs, b.ns,
+		b.first, hashes, c.Seq, c.Hash[:], size, right, b.ids,
+	}, &n)
+	if err == nil && n != len(b.ids) {
+		err = fmt.Errorf("%d of %d pending rows were there to remove", n, len(b.ids))
 	}
-	res, err := tx.ExecContext(ctx, `delete from audit_pending where id = any($1::bigint[])`, b.ids)
-	if err != nil {
-		return err
-	}
-	if n, err := res.RowsAffected(); err != nil || n != int64(len(b.ids)) {
-		return errors.Join(err, fmt.Errorf("%d of %d pending rows were there to remove", n, len(b.ids)))
-	}
-	return nil
+	return err
 }
 
 // settleWait is how long [Settle] waits for another server that is sequencing.
@@ -221,60 +236,51 @@ const settleWait = 2 * time.Second
 // Settle returns when the chain has all entries that were committed when it was called.
 // If another server that sequences is stuck, it waits 2 seconds at most and then returns
 // [ErrPending]. On SQLite it does nothing.
-func Settle(ctx context.Context, db *store.DB) error {
-	_, err := settle(ctx, db, settleWait, sequence)
-	return err
-}
+func Settle(ctx context.Context, db *store.DB) error { return settle(ctx, db, sequence) }
 
 // Await is [Settle] for who may not write: it waits for a server.
 func Await(ctx context.Context, db *store.DB) error {
-	_, err := settle(ctx, db, settleWait, func(context.Context, *store.Tx) (int, []pending, error) { return 0, nil, errBusy })
-	return err
+	return settle(ctx, db, func(context.Context, *store.Tx) (s sequenced, err error) { return s, errBusy })
 }
 
-// settle is [Settle] with its longest wait and what sequences; it also returns the rows
-// that it refused.
-func settle(ctx context.Context, db *store.DB, wait time.Duration, sequence func(context.Context, *store.Tx) (int, []pending, error)) (refused []pending, err error) {
+func settle(ctx context.Context, db *store.DB, sequence func(context.Context, *store.Tx) (sequenced, error)) error {
 	if !db.Concurrent() {
-		return nil, nil
+		return nil
 	}
-	var last int64
+	var last, n int64
 	// Of committed rows alone: the one with the highest ID may be of a transaction
 	// that began after others that are not committed, and those are not waited for.
-	waiting := func() (n int64, err error) {
-		err = db.Aside(ctx, func(tx *store.Tx) error {
+	waiting := func() error {
+		return db.Aside(ctx, func(tx *store.Tx) error {
 			return tx.One(ctx, `select coalesce(max(id), 0), count(*) from audit_pending where refused_at = 0 and ($1::bigint = 0 or id <= $1)`, []any{last}, &last, &n)
 		})
-		return n, err
 	}
-	n, err := waiting()
-	for begun, pause := time.Now(), time.Millisecond; err == nil && n > 0; n, err = waiting() {
-		var moved int
-		err := db.Aside(ctx, func(tx *store.Tx) error {
-			m, bad, err := sequence(ctx, tx)
-			moved = m
-			refused = append(refused, bad...)
+	err := waiting()
+	for begun, pause := time.Now(), time.Millisecond; err == nil && n > 0; err = waiting() {
+		var s sequenced
+		err := db.Aside(ctx, func(tx *store.Tx) (err error) {
+			s, err = sequence(ctx, tx)
 			return err
 		})
 		switch {
-		case err == nil && moved > 0:
+		case err == nil && s.moved > 0:
 			continue
 		case err != nil && !errors.Is(err, errBusy):
-			return refused, fmt.Errorf("sequence audit: %w", err)
-		case time.Since(begun) >= wait:
-			return refused, fmt.Errorf("%d wait: %w", n, ErrPending)
+			return fmt.Errorf("sequence audit: %w", err)
+		case time.Since(begun) >= settleWait:
+			return fmt.Errorf("%d wait: %w", n, ErrPending)
 		}
 		select {
 		case <-ctx.Done():
-			return refused, ctx.Err()
+			return ctx.Err()
 		case <-time.After(pause):
 		}
 		pause = min(2*pause, 50*time.Millisecond)
 	}
 	if err != nil {
-		return refused, fmt.Errorf("read pending entries: %w", err)
+		return fmt.Errorf("read pending entries: %w", err)
 	}
-	return refused, nil
+	return nil
 }
 
 // View runs fn in a read-only transaction in which the chain has all entries that were
@@ -318,17 +324,23 @@ func Waiting(ctx context.Context, tx *store.Tx) (b Backlog, err error) {
 type Sequencer struct {
 	log *slog.Logger
 	db  *store.DB
+
+	mu   sync.Mutex // guards said
+	said time.Time  // when an alarm was logged last
 }
 
 // NewSequencer returns a sequencer of the record in db.
 func NewSequencer(log *slog.Logger, db *store.DB) *Sequencer { return &Sequencer{log: log, db: db} }
 
-// How often a sequencer looks for pending entries: while some come, and else; and how
-// often it says that something is wrong.
+// How often a sequencer looks for pending entries while some come, and else; how often
+// it looks whether the server that sequences is still there; how often it says that
+// something is wrong; and after how many entries it has the table cleaned.
 const (
-	sequenceBusy = 50 * time.Millisecond
-	sequenceIdle = 500 * time.Millisecond
-	sequenceSay  = time.Minute
+	sequenceBusy  = 100 * time.Millisecond
+	sequenceIdle  = 300 * time.Millisecond
+	sequenceStand = time.Second
+	sequenceSay   = time.Minute
+	sequenceClean = 10_000
 )
 
 // Recover sequences what a former process has left. Among that may be rows which this
@@ -366,57 +378,141 @@ func (s *Sequencer) refused(ctx context.Context, p pending) {
 }
 
 // Run sequences until ctx is done, and once more at the end. It logs failures and goes
-// on. On SQLite it only waits.
+// on. Of several servers one does the work, as long as it lives: two that look in turns
+// would halve each other's batches. On SQLite it only waits.
 func (s *Sequencer) Run(ctx context.Context) error {
 	if !s.db.Concurrent() {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	var said time.Time
-	for {
-		found, err := s.step(ctx)
-		if ctx.Err() != nil {
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-			defer cancel()
-			if _, err := s.step(last); err != nil {
-				s.log.WarnContext(last, "sequence the audit's last entries; the next server does", "err", err)
+	for ctx.Err() == nil {
+		pause := sequenceStand
+		h, err := s.db.Hold(ctx, "audit sequencer", 0)
+		switch {
+		case err == nil:
+			err = s.lead(ctx)
+			if cerr := h.Close(context.WithoutCancel(ctx)); err == nil {
+				err = cerr
 			}
-			return ctx.Err()
+			pause = 0
+		case errors.Is(err, store.ErrHeld):
+			// The attack on the other server, or its bug, must be seen here as well.
+			var b Backlog
+			if b, err = s.backlog(ctx); err == nil {
+				err = b.alarm()
+			}
 		}
-		if err != nil && time.Since(said) >= sequenceSay {
-			said = time.Now()
-			s.log.ErrorContext(ctx, "committed entries do not get into the audit's chain", "err", err)
-		}
-		pause := sequenceIdle
-		if found && err == nil {
-			pause = sequenceBusy
+		if err != nil && ctx.Err() == nil {
+			s.say(ctx, err)
+			pause = sequenceStand
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
 		}
 	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if _, err := s.step(last); err != nil {
+		s.log.WarnContext(last, "sequence the audit's last entries; the next server does", "err", err)
+	}
+	return ctx.Err()
 }
 
-// step sequences what is pending, and reports whether there was something.
-func (s *Sequencer) step(ctx context.Context) (found bool, err error) {
-	var b Backlog
-	err = s.db.View(ctx, func(tx *store.Tx) (err error) {
+// leadFor is how long a server sequences before it takes the hold again: a hold that
+// was lost with its connection is not noticed before. Until then two may sequence, in
+// turns.
+const leadFor = time.Minute
+
+// lead sequences until ctx is done, for [leadFor] at most, or until something fails.
+func (s *Sequencer) lead(ctx context.Context) error {
+	b, err := s.backlog(ctx)
+	if err != nil {
+		return err
+	}
+	if b.Refused > 0 {
+		s.log.ErrorContext(ctx, "refused entries of the audit are in the table audit_pending; see docs/reference/audit.md", "count", b.Refused)
+	}
+	moved := 0
+	for begun := time.Now(); time.Since(begun) < leadFor; {
+		n, err := s.step(ctx)
+		if err != nil {
+			return err
+		}
+		if moved += n; moved >= sequenceClean {
+			moved = 0
+			if err := s.db.Vacuum(ctx, "audit_pending"); err != nil {
+				return err
+			}
+		}
+		pause := sequenceIdle
+		if n > 0 {
+			pause = sequenceBusy
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+	return nil
+}
+
+// say logs an error, once a minute at most.
+func (s *Sequencer) say(ctx context.Context, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.said) >= sequenceSay {
+		s.said = time.Now()
+		s.log.ErrorContext(ctx, "committed entries do not get into the audit's chain", "err", err)
+	}
+}
+
+// step sequences what is pending, and returns the number of entries.
+func (s *Sequencer) step(ctx context.Context) (moved int, err error) {
+	for {
+		var q sequenced
+		err := s.db.Aside(ctx, func(tx *store.Tx) (err error) {
+			some := false
+			if err := tx.One(ctx, `select exists (select 1 from audit_pending where refused_at = 0)`, nil, &some); err != nil || !some {
+				return err
+			}
+			q, err = sequence(ctx, tx)
+			return err
+		})
+		if errors.Is(err, errBusy) { // somebody who reads the record
+			b, err := s.backlog(ctx)
+			return moved, errors.Join(err, b.alarm())
+		}
+		if err != nil {
+			return moved, err
+		}
+		for _, p := range q.refused {
+			s.refused(ctx, p)
+		}
+		if q.late > 0 {
+			// No server has run, or was stuck. The attack: an entry was taken away while it
+			// was pending, and put back when it was of use.
+			s.log.WarnContext(ctx, "entries got into the audit's chain late", "count", q.late, "oldest", q.oldest.Format(time.RFC3339))
+		}
+		if moved += q.moved; q.moved < sequenceBatch {
+			return moved, nil
+		}
+	}
+}
+
+func (s *Sequencer) backlog(ctx context.Context) (b Backlog, err error) {
+	err = s.db.View(ctx, func(tx *store.Tx) error {
 		b, err = Waiting(ctx, tx)
 		return err
 	})
-	if err != nil || b.Pending == 0 {
-		return false, err
+	return b, err
+}
+
+// alarm returns what is wrong with b, or nil.
+func (b Backlog) alarm() error {
+	if !b.Late() {
+		return nil
 	}
-	if b.Late() {
-		err = fmt.Errorf("%d wait, the oldest since %s", b.Pending, b.Oldest.Format(time.RFC3339))
-	}
-	refused, serr := settle(ctx, s.db, 0, sequence)
-	for _, p := range refused {
-		s.refused(ctx, p)
-	}
-	if errors.Is(serr, ErrPending) {
-		serr = nil // another server is at it
-	}
-	return true, errors.Join(err, serr)
+	return fmt.Errorf("%d wait, the oldest since %s", b.Pending, b.Oldest.Format(time.RFC3339))
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 )
 
@@ -39,4 +40,16 @@ func (tx *Tx) TryLock(ctx context.Context, name string) (ok bool, err error) {
 	// The schema is part of the key: several installations may be schemas of one database.
 	err = tx.One(ctx, `select pg_try_advisory_xact_lock(hashtextextended(current_schema() || ' ' || $1, 0))`, []any{name}, &ok)
 	return ok, err
+}
+
+// Vacuum has PostgreSQL clean a table from which many rows were removed: scans read
+// those as well, until autovacuum comes. On SQLite it does nothing.
+func (db *DB) Vacuum(ctx context.Context, table string) error {
+	if !db.postgres {
+		return nil
+	}
+	if _, err := db.write.ExecContext(ctx, `vacuum (analyze, truncate off) `+table); err != nil {
+		return fmt.Errorf("vacuum %s: %w", table, err)
+	}
+	return nil
 }
