@@ -13,6 +13,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"net/url"
@@ -59,13 +60,74 @@ const idleConnection = 2 * time.Minute
 // Tx is a transaction. It is not safe for concurrent use and must not outlive
 // the function it was passed to.
 type Tx struct {
-	*sql.Tx
+	conn  conn
+	pg    *pgTx // of a transaction that writes to PostgreSQL; else nil
 	after []func()
 	seals *sealer
 	turn  Turn
 
 	postgres         bool
 	number, numbered int64 // see Number
+}
+
+// A conn runs statements: a transaction, or a connection in one.
+type conn interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// ExecContext is that of [sql.Tx].
+func (tx *Tx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	if err := tx.flush(ctx); err != nil {
+		return nil, err
+	}
+	return tx.conn.ExecContext(ctx, query, args...)
+}
+
+// QueryContext is that of [sql.Tx].
+func (tx *Tx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	if err := tx.flush(ctx); err != nil {
+		return nil, err
+	}
+	return tx.conn.QueryContext(ctx, query, args...)
+}
+
+// QueryRowContext is that of [sql.Tx].
+func (tx *Tx) QueryRowContext(ctx context.Context, query string, args ...any) Row {
+	if err := tx.flush(ctx); err != nil {
+		return failed{err}
+	}
+	return tx.conn.QueryRowContext(ctx, query, args...)
+}
+
+// A Row is the result of a query for one row, as [sql.Row].
+type Row interface{ Scan(dest ...any) error }
+
+// failed is the row of a query that could not be made.
+type failed struct{ err error }
+
+func (f failed) Scan(...any) error { return f.err }
+
+// Later runs a statement of which only the effect matters, before the next one of tx
+// that has a result, or its commit. On PostgreSQL all that were put off take one round
+// trip, together with the commit. Its error is that of the statement before which it
+// runs, or of the transaction.
+func (tx *Tx) Later(ctx context.Context, query string, args ...any) error {
+	if tx.pg == nil {
+		_, err := tx.conn.ExecContext(ctx, query, args...)
+		return err
+	}
+	tx.pg.later.Queue(query, args...)
+	return nil
+}
+
+// flush runs what was put off.
+func (tx *Tx) flush(ctx context.Context) error {
+	if tx.pg == nil {
+		return nil
+	}
+	return tx.pg.send(ctx)
 }
 
 // AfterCommit registers f to be called after the transaction is committed; it is
@@ -248,13 +310,7 @@ func (db *DB) UpdateIn(ctx context.Context, turn Turn, fn func(tx *Tx) error) er
 		return fmt.Errorf("begin: %w", err)
 	}
 	defer db.writers.Release(1)
-	return db.run(ctx, db.write, nil, func(tx *Tx) error {
-		if err := turn.take(ctx, tx.Tx); err != nil {
-			return err
-		}
-		tx.turn = turn
-		return fn(tx)
-	})
+	return ended(ctx, db.updatePostgres(ctx, turn, fn))
 }
 
 // Peek runs one query outside of a transaction and scans the row that it returns. It
@@ -279,15 +335,15 @@ func (db *DB) run(ctx context.Context, conns *sql.DB, o *sql.TxOptions, fn func(
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	tx := &Tx{Tx: stx, seals: db.seals, turn: Turn{task: "view"}, postgres: db.postgres}
+	tx := &Tx{conn: stx, seals: db.seals, turn: Turn{task: "view"}, postgres: db.postgres}
 	if err := fn(tx); err != nil {
 		// database/sql has already rolled back a transaction whose context ended.
-		if rerr := tx.Rollback(); rerr != nil && !errors.Is(rerr, sql.ErrTxDone) {
+		if rerr := stx.Rollback(); rerr != nil && !errors.Is(rerr, sql.ErrTxDone) {
 			return errors.Join(err, fmt.Errorf("rollback: %w", rerr))
 		}
 		return ended(ctx, err)
 	}
-	if err := tx.Commit(); err != nil {
+	if err := stx.Commit(); err != nil {
 		return fmt.Errorf("%w: %w", ErrCommit, ended(ctx, err))
 	}
 	for _, f := range tx.after {
@@ -296,10 +352,10 @@ func (db *DB) run(ctx context.Context, conns *sql.DB, o *sql.TxOptions, fn func(
 	return nil
 }
 
-// ended adds the error of ctx to err, if err only says that the transaction is over
-// because ctx ended. So callers can tell a cancelled request from a failure.
+// ended adds the error of ctx to err, if err only says that the transaction or its
+// connection is over because ctx ended. So callers can tell a cancelled request from a failure.
 func ended(ctx context.Context, err error) error {
-	if errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil {
+	if ctx.Err() != nil && (errors.Is(err, sql.ErrTxDone) || errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone)) {
 		return fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
 	return err

@@ -1,11 +1,5 @@
 package store
 
-import (
-	"context"
-	"database/sql"
-	"fmt"
-)
-
 // A Turn says which transactions that write may not run at the same time as one:
 //
 //	All                     excludes every other
@@ -93,21 +87,16 @@ const (
 		select pg_advisory_xact_lock(hashtextextended(current_schema() || ' turn task ' || $1, 0))`
 )
 
-// take waits for t in tx, which has run no other statement: what it reads from then on
-// includes what former turns have committed.
-func (t Turn) take(ctx context.Context, tx *sql.Tx) (err error) {
+// statement returns the statement that waits for t. What is read after it includes
+// what former turns have committed.
+func (t Turn) statement() (query string, args []any) {
 	switch {
 	case t.task != "":
-		_, err = tx.ExecContext(ctx, takeTask, t.task)
+		return takeTask, []any{t.task}
 	case t.thing != "":
-		_, err = tx.ExecContext(ctx, takeThing, t.project, t.thing)
+		return takeThing, []any{t.project, t.thing}
 	case t.project != "":
-		_, err = tx.ExecContext(ctx, takeProject, t.project)
-	default:
-		_, err = tx.ExecContext(ctx, takeAll)
+		return takeProject, []any{t.project}
 	}
-	if err != nil {
-		return fmt.Errorf("wait for the turn to write (%s): %w", t, err)
-	}
-	return nil
+	return takeAll, nil
 }
