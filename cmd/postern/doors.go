@@ -150,7 +150,7 @@ func (d *daemon) note(ctx context.Context, who auth.Principal, e egress.Event) e
 	if e.Count > 1 {
 		f["count"] = strconv.Itoa(e.Count)
 	}
-	return d.db.Update(ctx, func(tx *store.Tx) error {
+	return d.db.UpdateIn(ctx, store.Thing(who.Project, who.ID), func(tx *store.Tx) error {
 		return audit.Append(ctx, tx, who, wallVerb(e.Kind), who.ID, f)
 	})
 }

@@ -66,7 +66,7 @@ func TestVerifyFindsTheFirstBadEntry(t *testing.T) {
 				if h, err := verify(t, db, audit.Head{}); err != nil || h.Seq != 5 {
 					t.Fatalf("before the attack: %v, %v", h, err)
 				}
-				if err := db.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.Exec(tt.attack); return err }); err != nil {
+				if err := db.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.ExecContext(t.Context(), tt.attack); return err }); err != nil {
 					t.Fatal(err)
 				}
 				_, err := verify(t, db, audit.Head{})
@@ -96,8 +96,8 @@ func TestVerifyKnownHead(t *testing.T) {
 		t.Fatalf("a longer chain: %v", err)
 	}
 	err = db.Update(t.Context(), func(tx *store.Tx) error {
-		_, err1 := tx.Exec(`delete from audit_entry where seq > 2`)
-		_, err2 := tx.Exec(`update audit_head set seq = 2, hash = (select hash from audit_entry where seq = 2)`)
+		_, err1 := tx.ExecContext(t.Context(), `delete from audit_entry where seq > 2`)
+		_, err2 := tx.ExecContext(t.Context(), `update audit_head set seq = 2, hash = (select hash from audit_entry where seq = 2)`)
 		return errors.Join(err1, err2)
 	})
 	if err != nil {

@@ -101,7 +101,10 @@ func TestPersonSignsInByLinkAndPassword(t *testing.T) {
 		if p, err := auth.CheckSession(ctx, db, session); err != nil || p != ann {
 			t.Errorf("CheckSession = %+v, %v; want %+v", p, err, ann)
 		}
-		if err := db.Update(ctx, func(tx *store.Tx) error { _, err := tx.Exec(`update session set expires_at = 1`); return err }); err != nil {
+		if err := db.Update(ctx, func(tx *store.Tx) error {
+			_, err := tx.ExecContext(t.Context(), `update session set expires_at = 1`)
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := auth.CheckSession(ctx, db, session); !errors.Is(err, auth.ErrUnauthenticated) {
@@ -123,7 +126,7 @@ func TestPersonSignsInByLinkAndPassword(t *testing.T) {
 				}
 				// However long it takes here, it is one minute.
 				if err := db.Update(ctx, func(tx *store.Tx) error {
-					_, err := tx.Exec(`update sign_in_try set ends_at = 4000000000000000`)
+					_, err := tx.ExecContext(t.Context(), `update sign_in_try set ends_at = 4000000000000000`)
 					return err
 				}); err != nil {
 					t.Fatal(err)

@@ -179,17 +179,15 @@ func CheckKey(ctx context.Context, db *store.DB, key Secret) (Principal, error) 
 	var p Principal
 	var used int64
 	now := time.Now()
-	err := db.View(ctx, func(tx *store.Tx) error {
-		// The index is searched by hash, so timing reveals hashes, not keys.
-		return tx.One(ctx, `select id, project_id, kind, inbox_id, used_at from credential
-			where hash = $1 and revoked_at = 0 and (expires_at = 0 or expires_at > $2)`,
-			[]any{key.hash(), store.Time(now)}, &p.ID, &p.Project, &p.Kind, &p.Inbox, &used)
-	})
+	// The index is searched by hash, so timing reveals hashes, not keys.
+	err := db.Peek(ctx, `select id, project_id, kind, inbox_id, used_at from credential
+		where hash = $1 and revoked_at = 0 and (expires_at = 0 or expires_at > $2)`,
+		[]any{key.hash(), store.Time(now)}, &p.ID, &p.Project, &p.Kind, &p.Inbox, &used)
 	if errors.Is(err, store.ErrNotFound) {
 		return Principal{}, ErrUnauthenticated
 	}
 	if err == nil && now.Sub(store.FromTime(used)) >= usedResolution {
-		err = db.Update(ctx, func(tx *store.Tx) error {
+		err = db.UpdateIn(ctx, store.Task("used "+p.ID), func(tx *store.Tx) error {
 			_, err := tx.ExecContext(ctx, `update credential set used_at = $1 where id = $2 and used_at < $1`, store.Time(now), p.ID)
 			return err
 		})

@@ -199,7 +199,7 @@ func TestSecondFactorSignIn(t *testing.T) {
 		if got := f.form(page.body, "code-form").Get("next"); got != "/console/" {
 			t.Errorf("a proof would lead to %q, for %q", got, next)
 		}
-		f.update(func(tx *store.Tx) error { _, err := tx.Exec(`delete from sign_in_try`); return err })
+		f.update(func(tx *store.Tx) error { _, err := tx.ExecContext(t.Context(), `delete from sign_in_try`); return err })
 		if a := f.submit("/console/stepup", url.Values{"next": {next}, "code": {now()}}); a.status != http.StatusSeeOther || a.location != "/console/" {
 			t.Errorf("a proof leads to %q (%d), for %q", a.location, a.status, next)
 		}

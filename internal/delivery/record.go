@@ -171,6 +171,9 @@ func (q *Queue) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Actio
 // Moved follows a decision of a person, or of the gate, about an action: to
 // retry, to cancel, or how an uncertain delivery ended.
 func (q *Queue) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
+	if a.Version == 1 {
+		return nil // it is being proposed, so it has none
+	}
 	ds, err := deliveries(ctx, tx, a.ID, nil)
 	if err != nil {
 		return err

@@ -98,10 +98,15 @@ func MayManage(who auth.Principal) error {
 
 const inboxColumns = `id, project_id, address, display_name, mode, mode_at, mode_by, mode_reason, created_at, expires_at, deleted_at, purge_at, max_bytes, public_key, epoch`
 
-func scanInbox(row func(...any) error) (Inbox, error) {
+func scanInbox(row func(...any) error) (Inbox, error) { return scanInboxAnd(row) }
+
+// scanInboxAnd scans the columns of an inbox and further ones.
+func scanInboxAnd(row func(...any) error, further ...any) (Inbox, error) {
 	var b Inbox
 	var created, modeAt, expires, deleted, purge int64
-	err := row(&b.ID, &b.Project, &b.Address, &b.DisplayName, &b.Mode, &modeAt, &b.ModeBy, &b.ModeReason, &created, &expires, &deleted, &purge, &b.MaxBytes, &b.PublicKey, &b.Epoch)
+	err := row(append([]any{
+		&b.ID, &b.Project, &b.Address, &b.DisplayName, &b.Mode, &modeAt, &b.ModeBy, &b.ModeReason, &created, &expires, &deleted, &purge, &b.MaxBytes, &b.PublicKey, &b.Epoch,
+	}, further...)...)
 	b.Created, b.Expires, b.Deleted, b.Purge = store.FromTime(created), store.FromTime(expires), store.FromTime(deleted), store.FromTime(purge)
 	b.ModeAt, b.RowMode = store.FromTime(modeAt), b.Mode
 	if b.MaxBytes == 0 { // made before there was a setting
@@ -184,7 +189,7 @@ func LookupFor(ctx context.Context, tx *store.Tx, who auth.Principal, name strin
 // Lookup returns an inbox by its id or address, or [ErrNoInbox] unless it takes
 // and shows mail now.
 func Lookup(ctx context.Context, tx *store.Tx, name string) (Inbox, error) {
-	return verified(ctx, tx)(first(List(ctx, tx, `(id = $1 or address = $2) and `+live+`$3)`, name, strings.ToLower(name), store.Time(time.Now()))))
+	return verified(ctx, tx, `(id = $1 or address = $2) and `+live+`$3)`, name, strings.ToLower(name), store.Time(time.Now()))
 }
 
 // Sealed are the rows of inboxes, in the columns that say whose they are and in
@@ -193,38 +198,34 @@ func Sealed() store.Sealed {
 	return store.Sealed{Table: "inbox", Key: []string{"id"}, Only: []string{"id", "project_id", "mode"}}
 }
 
-// verified returns an inbox as it was read. If its mode was changed in the
-// database behind the server's back, it returns the inbox in gated_all: a person
-// decides on everything until the mode is changed in the usual way.
-func verified(ctx context.Context, tx *store.Tx) func(Inbox, error) (Inbox, error) {
-	return func(b Inbox, err error) (Inbox, error) {
-		if err != nil {
-			return b, err
-		}
-		genuine, err := tx.Holding(ctx, Sealed(), `id = $1`, b.ID)
-		if err != nil {
-			return Inbox{}, err
-		}
-		if !genuine {
+// verified returns the first inbox that matches a condition in SQL, by address, or
+// [ErrNoInbox]. If its mode was changed in the database behind the server's back, it
+// returns the inbox in gated_all: a person decides on everything until the mode is
+// changed in the usual way.
+func verified(ctx context.Context, tx *store.Tx, where string, args ...any) (Inbox, error) {
+	if !tx.Keyed() {
+		return Inbox{}, fmt.Errorf("read inbox: %w", store.ErrNoKey)
+	}
+	list, err := store.List(ctx, tx, func(row func(...any) error) (Inbox, error) {
+		var id, project, mode, seal any
+		b, err := scanInboxAnd(row, &id, &project, &mode, &seal)
+		if err == nil && !tx.SealHolds(Sealed(), map[string]any{"id": id, "project_id": project, "mode": mode}, seal) {
 			b.Mode, b.ModeReason = policy.GatedAll, "its mode was changed in the database behind the server's back"
 		}
-		return b, nil
+		return b, err
+	}, `select `+inboxColumns+`, id, project_id, mode, seal from inbox where `+where+` order by address limit 1`, args...)
+	if err != nil {
+		return Inbox{}, fmt.Errorf("read inbox: %w", err)
 	}
+	if len(list) == 0 {
+		return Inbox{}, ErrNoInbox
+	}
+	return list[0], nil
 }
 
 // LookupStored returns an inbox by its id, also one that is deleted or expired.
 func LookupStored(ctx context.Context, tx *store.Tx, id string) (Inbox, error) {
-	return verified(ctx, tx)(first(List(ctx, tx, `id = $1`, id)))
-}
-
-func first(list []Inbox, err error) (Inbox, error) {
-	if err == nil && len(list) == 0 {
-		err = ErrNoInbox
-	}
-	if err != nil {
-		return Inbox{}, err
-	}
-	return list[0], nil
+	return verified(ctx, tx, `id = $1`, id)
 }
 
 // AddressAndMode returns the address and the mode of an inbox.

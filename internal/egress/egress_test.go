@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -428,6 +429,43 @@ func TestConnectsWhereAllowed(t *testing.T) {
 	}
 }
 
+// TestConnectsOnceRecorded: an allowed connection is on the record before it is made,
+// and is not made if it cannot be recorded.
+func TestConnectsOnceRecorded(t *testing.T) {
+	var w *world
+	var broken atomic.Bool
+	w = newWorld(t, func(c *Config) {
+		open(c)
+		record := c.Record
+		c.Record = func(ctx context.Context, who auth.Principal, e Event) error {
+			if dialed, _ := w.outside(); e.Kind == Connected && len(dialed) > 0 {
+				t.Errorf("dialed %v before the record has %v", dialed, e.Dst)
+			}
+			if broken.Load() {
+				return errors.New("the disk is full")
+			}
+			return record(ctx, who, e)
+		}
+	})
+	w.at(site+":7", echo)
+	b := w.box("i1", policy.Egress{Internet: true})
+	broken.Store(true)
+	for range 2 {
+		if _, err := b.dial(site + ":7"); err == nil || !strings.Contains(err.Error(), "refused") {
+			t.Errorf("got %v, want refused", err)
+		}
+	}
+	if dialed, _ := w.outside(); len(dialed) > 0 {
+		t.Errorf("dialed %v, which is not on the record", dialed)
+	}
+	broken.Store(false)
+	b.mustDial(site + ":7").Close()
+	b.mustDial(site + ":7").Close() // on the record already
+	if es := w.record(); len(es) != 1 || es[0].Kind != Connected {
+		t.Errorf("got %+v, want one connection", es)
+	}
+}
+
 func TestResetIsPassedOn(t *testing.T) {
 	w := newWorld(t, open)
 	w.at(site+":7", func(c net.Conn) {
@@ -807,8 +845,8 @@ func TestRandomPackets(t *testing.T) {
 	b.file.Write(syn(sandbox.LinkAddress, netip.MustParseAddr("169.254.169.254"), 77, 80))
 	w.wall.Detach("i1")
 	es := w.record()
-	if len(es) == 0 || len(es) > 6+1 {
-		t.Errorf("got %d events, want at most 5 and a summary", len(es))
+	if len(es) == 0 || len(es) > 5+5+1 {
+		t.Errorf("got %d events, want at most 5 refusals, 5 connections and a summary", len(es))
 	}
 	if last := es[len(es)-1]; last.Kind != Repeated || last.Count < 1000 {
 		t.Errorf("got %+v, want a summary", last)

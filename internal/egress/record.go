@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -16,7 +17,7 @@ type Kind string
 // The kinds of event.
 const (
 	Denied    Kind = "denied"    // refused
-	Connected Kind = "connected" // allowed and connected
+	Connected Kind = "connected" // allowed; recorded before the connection is made, which may still fail
 	Captured  Kind = "captured"  // a mail conversation, received here instead of by its server
 	Cut       Kind = "cut"       // ended since it is no longer allowed, or since mail began on it after other bytes
 	Repeated  Kind = "repeated"  // suppressed repeats, as a count
@@ -33,7 +34,7 @@ type Event struct {
 	Proto  string         // "tcp", "udp", "dns", "icmp" or "ip/47"; "https" or "http" for requests
 	Dst    netip.AddrPort // address that the sandbox connected to; port 0 if there is none
 	Name   string         // host name that it asked for or sent; empty if unknown
-	Dialed netip.AddrPort // address that we connected to, if Connected
+	Dialed netip.AddrPort // address that we connect to, if Connected
 	Reason string         // a sentence for a person
 	Count  int            // number of attempts; 1 except for Repeated
 
@@ -78,7 +79,8 @@ type eventKey struct {
 }
 
 type seenEvent struct {
-	written chan struct{} // closed when the first event has been written
+	written chan struct{} // closed when the first event has been written, or could not be
+	err     error         // why it could not be; read after written is closed
 	repeats int
 }
 
@@ -110,6 +112,38 @@ func (l *ledger) add(ctx context.Context, e Event) {
 	}
 }
 
+// errUnrecorded means that an event is not on the record.
+var errUnrecorded = errors.New("it could not be put on the record")
+
+// acknowledge writes e and returns nil once it, or an equal event of this window, is
+// durably on the record. An event beyond the limit of the window is counted. What must
+// not happen unrecorded waits for it.
+func (l *ledger) acknowledge(ctx context.Context, e Event) error {
+	s, first, ok := l.note(ctx, e)
+	if !ok {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.closed {
+			return errUnrecorded
+		}
+		return nil
+	}
+	if first {
+		go l.put(ctx, s, e)
+	}
+	ctx, cancel := context.WithTimeout(ctx, acknowledgeTime)
+	defer cancel()
+	select {
+	case <-s.written:
+		return s.err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", errUnrecorded, ctx.Err())
+	}
+}
+
+// acknowledgeTime is how long a connection waits for the record.
+const acknowledgeTime = 10 * time.Second
+
 // addLater writes e in the background and then calls next. If an equal event was
 // written in this window, it only calls next.
 func (l *ledger) addLater(ctx context.Context, e Event, next func()) {
@@ -138,10 +172,21 @@ func (l *ledger) count(ctx context.Context, e Event) {
 func (l *ledger) put(ctx context.Context, s *seenEvent, e Event) {
 	defer l.wg.Done()
 	defer close(s.written)
-	l.putNow(ctx, e)
+	if s.err = l.putNow(ctx, e); s.err == nil {
+		return
+	}
+	// The next one like it is written again.
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k := keyOf(e); l.seen[k] == s {
+		delete(l.seen, k)
+		if e.Kind == Connected || e.Kind == Requested {
+			l.made[e.Kind]--
+		}
+	}
 }
 
-func (l *ledger) putNow(ctx context.Context, e Event) {
+func (l *ledger) putNow(ctx context.Context, e Event) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second) // a disk may hang
 	defer cancel()
 	if e.Count == 0 {
@@ -152,7 +197,18 @@ func (l *ledger) putNow(ctx context.Context, e Event) {
 	e.Method, e.URL = printable(e.Method), printable(e.URL)
 	if err := l.write(ctx, e); err != nil {
 		l.log.ErrorContext(ctx, "event at the wall not recorded", "kind", e.Kind, "proto", e.Proto, "dst", e.Dst, "name", e.Name, "err", err)
+		return fmt.Errorf("%w: %w", errUnrecorded, err)
 	}
+	return nil
+}
+
+// keyOf returns what makes e equal to another event.
+func keyOf(e Event) eventKey {
+	k := eventKey{e.Kind, e.Proto, e.Dst, clip(e.Name), ""}
+	if e.Method != "" {
+		k.what = clip(e.Method + " " + e.URL)
+	}
+	return k
 }
 
 // note finds or adds e in the window. It returns ok false if the window is full.
@@ -163,10 +219,7 @@ func (l *ledger) note(ctx context.Context, e Event) (s *seenEvent, first, ok boo
 		return nil, false, false
 	}
 	l.openLocked(ctx)
-	k := eventKey{e.Kind, e.Proto, e.Dst, clip(e.Name), ""}
-	if e.Method != "" {
-		k.what = clip(e.Method + " " + e.URL)
-	}
+	k := keyOf(e)
 	if s := l.seen[k]; s != nil {
 		s.repeats++
 		return s, false, true
@@ -216,7 +269,7 @@ func (l *ledger) end(ctx context.Context, last bool) {
 	}
 	l.mu.Unlock()
 	if any {
-		l.putNow(ctx, e)
+		_ = l.putNow(ctx, e) // it has logged it
 		l.wg.Done()
 	}
 	if last {

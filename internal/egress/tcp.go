@@ -324,16 +324,22 @@ func (a *attached) resolveFor(ctx context.Context, name string, dst netip.AddrPo
 	return netip.AddrPortFrom(addrs[0], dst.Port()), v
 }
 
-// dialOut connects to an allowed destination and records that.
+// dialOut records that a destination is allowed, and connects to it. The attack: code
+// that talks to somebody in the moment before the server or its database dies, so that
+// nobody ever reads of it. So what cannot be recorded is not connected.
 func (a *attached) dialOut(ctx context.Context, f *flow, to netip.AddrPort) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.w.cfg.Limits.DialTimeout)
 	defer cancel()
+	err := a.ledger.acknowledge(ctx, Event{Kind: Connected, Proto: "tcp", Dst: f.dst, Name: strings.Join(f.conn.Names, " "), Dialed: to, Reason: cmp.Or(f.why, f.allowed)})
+	if err != nil {
+		a.log.WarnContext(ctx, "allowed connection refused", "dst", f.dst, "err", err)
+		return nil, err
+	}
 	up, err := a.dial(ctx, to)
 	if err != nil {
 		a.log.DebugContext(ctx, "allowed connection failed", "dst", f.dst, "dialed", to, "err", err)
 		return nil, err
 	}
-	a.ledger.addLater(ctx, Event{Kind: Connected, Proto: "tcp", Dst: f.dst, Name: strings.Join(f.conn.Names, " "), Dialed: to, Reason: cmp.Or(f.why, f.allowed)}, func() {})
 	return up, nil
 }
 

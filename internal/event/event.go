@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"postern/internal/auth"
@@ -202,13 +203,20 @@ func Unrouted(ctx context.Context, tx *store.Tx, limit int) ([]Event, error) {
 	return list(ctx, tx, `where routed_at = 0 order by at, id limit $1`, limit)
 }
 
-// Routed marks an event as routed. It returns false if it was routed before.
-func Routed(ctx context.Context, tx *store.Tx, id string) (bool, error) {
-	ok, err := tx.Changed(ctx, `update event set routed_at = $1 where id = $2 and routed_at = 0`, store.Time(time.Now()), id)
-	if err != nil {
-		return false, fmt.Errorf("record event %s as routed: %w", id, err)
+// Routed marks events as routed that [Unrouted] returned in tx. Only one transaction
+// at a time may do so.
+func Routed(ctx context.Context, tx *store.Tx, es []Event) error {
+	for chunk := range slices.Chunk(es, maxInsertRows) {
+		in, args := make([]string, len(chunk)), []any{store.Time(time.Now())}
+		for i, e := range chunk {
+			args = append(args, e.ID)
+			in[i] = fmt.Sprintf("$%d", len(args))
+		}
+		if _, err := tx.ExecContext(ctx, `update event set routed_at = $1 where id in (`+strings.Join(in, ", ")+`)`, args...); err != nil {
+			return fmt.Errorf("record events as routed: %w", err)
+		}
 	}
-	return ok, nil
+	return nil
 }
 
 // MarshalJSON returns the wire format, which listings and webhooks share: E2B's for

@@ -40,37 +40,27 @@ func AppendEach(ctx context.Context, tx *store.Tx, e Event, inboxes []string) er
 	now := store.Time(time.Now())
 	// Sorted, so that two transactions never wait for each other.
 	for chunk := range slices.Chunk(slices.Compact(slices.Sorted(slices.Values(inboxes))), maxInsertRows) {
-		last, err := number(ctx, tx, chunk)
-		if err != nil {
-			return fmt.Errorf("append events: %w", err)
-		}
-		rows := make([]string, len(chunk))
-		args := []any{e.Project, e.Type, e.Object, string(data), now}
+		rows, numbers, ids := make([]string, len(chunk)), []any{}, []any{e.Project, e.Type, e.Object, string(data), now}
+		pairs := make([]string, len(chunk))
 		for i, inbox := range chunk {
-			n := len(args)
-			rows[i] = fmt.Sprintf(`($%d, $1, $2, $%d, $3, $%d, '', '', '', '', $4, $5, 0)`, n+1, n+2, n+3)
-			args = append(args, "evt_"+rand.Text(), inbox, last[inbox])
+			n := len(ids)
+			rows[i], pairs[i] = fmt.Sprintf(`($%d)`, i+1), fmt.Sprintf(`($%d, $%d)`, n+1, n+2)
+			numbers, ids = append(numbers, inbox), append(ids, "evt_"+rand.Text(), inbox)
 		}
-		_, err = tx.ExecContext(ctx, `insert into event (id, project_id, type, inbox_id, object_id, seq, sandbox_id, template, build_id, execution_id, data, at, routed_at)
-			values `+strings.Join(rows, ", "), args...)
+		// "where" tells SQLite that "on conflict" is not the condition of a join.
+		err := tx.Later(ctx, `insert into event_number (inbox_id, seq)
+			select x.column1, h.seq + 1 from (values `+strings.Join(rows, ", ")+`) as x, event_head h where h.id = 1
+			on conflict (inbox_id) do update set seq = event_number.seq + 1`, numbers...)
+		if err == nil {
+			err = tx.Later(ctx, `insert into event (id, project_id, type, inbox_id, object_id, seq, sandbox_id, template, build_id, execution_id, data, at, routed_at)
+				select x.column1, $1, $2, x.column2, $3, n.seq, '', '', '', '', $4, $5, 0 from (values `+strings.Join(pairs, ", ")+`) as x
+				join event_number n on n.inbox_id = x.column2`, ids...)
+		}
 		if err != nil {
 			return fmt.Errorf("append events: %w", err)
 		}
 	}
 	return nil
-}
-
-// number takes the next number of each inbox.
-func number(ctx context.Context, tx *store.Tx, inboxes []string) (last map[string]int64, err error) {
-	rows, args := make([]string, len(inboxes)), make([]any, len(inboxes))
-	for i, inbox := range inboxes {
-		rows[i], args[i] = fmt.Sprintf("($%d)", i+1), inbox
-	}
-	last = make(map[string]int64, len(inboxes))
-	_, err = store.List(ctx, tx, scanHead(last), `insert into event_number (inbox_id, seq)
-		select x.column1, h.seq + 1 from (values `+strings.Join(rows, ", ")+`) as x, event_head h where h.id = 1
-		on conflict (inbox_id) do update set seq = event_number.seq + 1 returning inbox_id, seq`, args...)
-	return last, err
 }
 
 // scanHead returns a function for [store.List] that puts an inbox and its number into

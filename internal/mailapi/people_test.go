@@ -26,7 +26,7 @@ func (x *trial) invitation() {
 // clearInvitations withdraws all: a project has room for so many.
 func (f *fixture) clearInvitations() {
 	_ = f.db.Update(context.Background(), func(tx *store.Tx) error { // what is left is tidied by the next
-		_, err := tx.Exec(`delete from setup`)
+		_, err := tx.ExecContext(context.Background(), `delete from setup`)
 		return err
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -112,15 +113,32 @@ func (m *PostOffice) correspondent(inbox, address string) []byte {
 	return seal.Hash(m.cfg.Secret, inbox, "postern correspondent v1", policy.Address(strings.TrimSpace(address)))
 }
 
+// maxHashes bounds the arguments of one query.
+const maxHashes = 200
+
 // history returns what the inbox has had with all of to.
 func (m *PostOffice) history(ctx context.Context, tx *store.Tx, inbox string, to []string) (policy.History, error) {
 	h := policy.History{Replies: len(to) > 0}
-	for i, address := range to {
-		var sent, received int64
-		err := tx.One(ctx, `select sent, received from correspondent where inbox_id = $1 and hash = $2`, []any{inbox, m.correspondent(inbox, address)}, &sent, &received)
-		if err != nil && !errors.Is(err, store.ErrNotFound) {
+	type counts struct{ sent, received int64 }
+	had := map[string]counts{} // by hash
+	for chunk := range slices.Chunk(to, maxHashes) {
+		args := []any{inbox}
+		for _, address := range chunk {
+			args = append(args, m.correspondent(inbox, address))
+		}
+		_, err := store.List(ctx, tx, func(row func(...any) error) (c counts, err error) {
+			var hash []byte
+			err = row(&hash, &c.sent, &c.received)
+			had[string(hash)] = c
+			return c, err
+		}, `select hash, sent, received from correspondent where inbox_id = $1 and hash in (`+places(2, len(chunk))+`)`, args...)
+		if err != nil {
 			return policy.History{}, fmt.Errorf("read history of inbox %s: %w", inbox, err)
 		}
+	}
+	for i, address := range to {
+		c := had[string(m.correspondent(inbox, address))]
+		sent, received := c.sent, c.received
 		if sent > 0 {
 			h.Known++
 		}

@@ -93,7 +93,8 @@ func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 	if err != nil {
 		return Action{}, fmt.Errorf("revise action %s: %w", id, err)
 	}
-	if err := g.trust(ctx, tx, &before); err != nil {
+	row, err := g.trust(ctx, tx, &before)
+	if err != nil {
 		return Action{}, fmt.Errorf("revise action %s: %w", id, err)
 	}
 	if err := room(ctx, tx, a); err != nil {
@@ -102,7 +103,7 @@ func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 	if err := keep(ctx, tx, before); err != nil {
 		return Action{}, err
 	}
-	if err := save(ctx, tx, before, a); err != nil {
+	if err := save(ctx, tx, before, a, row); err != nil {
 		return Action{}, err
 	}
 	if _, err := tx.ExecContext(ctx, `update action set payload = $1, digest = $2 where id = $3`, a.Payload, a.Digest, a.ID); err != nil {

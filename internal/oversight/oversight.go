@@ -170,6 +170,7 @@ type Action struct {
 
 	parts  string // the states of its parts when it was put back for a retry, see [Parter]; or empty
 	lapsed bool   // it was denied because nobody decided in time
+	votes  int    // rows of approvals of this version
 	broken bool   // its row has values that this program never writes
 }
 
@@ -383,9 +384,7 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 	if err := insert(ctx, tx, a); err != nil {
 		return Action{}, err
 	}
-	if err := g.seal(ctx, tx, &a); err != nil {
-		return Action{}, err
-	}
+	g.remember(tx, &a)
 	if err := enter(ctx, tx, who, audit.ActionPropose, a, proposal(&a)); err != nil {
 		return Action{}, err
 	}

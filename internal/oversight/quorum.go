@@ -244,6 +244,9 @@ func weigh(ctx context.Context, tx *store.Tx, as []Action) error {
 
 // voters returns the principals who have approved a at its version.
 func voters(ctx context.Context, tx *store.Tx, a *Action) ([]string, error) {
+	if a.votes == 0 {
+		return nil, nil
+	}
 	out, err := tx.Strings(ctx, `select person from approval where action_id = $1 and version = $2 order by at, person`, a.ID, a.Version)
 	if err != nil {
 		return nil, fmt.Errorf("read approvals: %w", err)

@@ -97,7 +97,7 @@ func (g *Gate) Action(ctx context.Context, who auth.Principal, id string) (a Act
 		if a, err = g.read(ctx, tx, who, id); err != nil {
 			return err
 		}
-		a.Doubt, err = g.doubt(ctx, tx, &a, false)
+		a.Doubt, _, err = g.doubt(ctx, tx, &a)
 		return err
 	})
 	return a, err

@@ -5,7 +5,9 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -39,6 +41,7 @@ func scanOne(row func(...any) error, extra ...any) (Action, error) {
 	if err == nil && json.Unmarshal([]byte(request), &a.Request) != nil {
 		a.Request, a.broken = policy.Request{Kind: a.Kind}, true
 	}
+	a.votes = a.Approvals
 	a.Approvers = int(max(min(approvers, maxApprovers), 0))
 	a.broken = a.broken || !slices.Contains(States, a.State) || a.Version < 1 || int64(a.Approvers) != approvers
 	if asked != "" {
@@ -111,41 +114,131 @@ func (a *Action) request() (string, error) {
 	return string(b), nil
 }
 
+// An assignment is the value of one column.
+type assignment struct {
+	column string
+	value  any
+}
+
+// insert stores a new action with its seal.
 func insert(ctx context.Context, tx *store.Tx, a Action) error {
 	request, err := a.request()
 	if err != nil {
 		return err
 	}
-	_, err = tx.ExecContext(ctx, `insert into action
-		(id, project_id, kind, proposer, inbox_id, via, payload, digest, state, version, rule, verdict, created_at, decider, decided_at, reason,
-			attempts, not_before, result, send_at, ask_at, undo, note, settled_at, request, context, approvers, who, step_up, expires_at, written_at)
-		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '', 0, '', 0, $14, '', $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)`,
-		a.ID, a.Project, a.Kind, a.Proposer, a.Inbox, a.Via, a.Payload, a.Digest, a.State, a.Version, a.Rule, a.Verdict, store.Time(a.Created),
-		store.Time(a.Due), store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), a.Note, store.Time(a.Settled),
-		request, a.Context, a.Approvers, strings.Join(a.Who, ","), store.Flag(a.StepUp), store.Time(a.Expires), store.Time(a.Written))
+	row := []assignment{
+		{"id", a.ID},
+		{"project_id", a.Project},
+		{"kind", string(a.Kind)},
+		{"proposer", a.Proposer},
+		{"inbox_id", a.Inbox},
+		{"via", a.Via},
+		{"payload", a.Payload},
+		{"digest", a.Digest},
+		{"state", string(a.State)},
+		{"version", a.Version},
+		{"rule", a.Rule},
+		{"verdict", a.Verdict},
+		{"created_at", store.Time(a.Created)},
+		{"decider", ""},
+		{"decided_at", 0},
+		{"reason", ""},
+		{"attempts", 0},
+		{"not_before", store.Time(a.Due)},
+		{"result", ""},
+		{"send_at", store.Time(a.SendAt)},
+		{"ask_at", store.Time(a.AskAt)},
+		{"undo", a.Undo.Microseconds()},
+		{"note", a.Note},
+		{"settled_at", store.Time(a.Settled)},
+		{"request", request},
+		{"context", a.Context},
+		{"approvers", a.Approvers},
+		{"who", strings.Join(a.Who, ",")},
+		{"step_up", store.Flag(a.StepUp)},
+		{"expires_at", store.Time(a.Expires)},
+		{"written_at", store.Time(a.Written)},
+	}
+	mac, err := tx.SealOf(sealedActions(), overlay(nil, row))
+	if err != nil {
+		return fmt.Errorf("seal action %s: %w", a.ID, err)
+	}
+	var columns, places []string
+	var args []any
+	for i, v := range append(row, assignment{"seal", mac}) {
+		columns, places, args = append(columns, v.column), append(places, "$"+strconv.Itoa(i+1)), append(args, v.value)
+	}
+	err = tx.Later(ctx, `insert into action (`+strings.Join(columns, ", ")+`) values (`+strings.Join(places, ", ")+`)`, args...)
 	if err != nil {
 		return fmt.Errorf("insert action: %w", err)
 	}
 	return nil
 }
 
-// save stores a, which an event has made of before, without its payload. It returns
-// [ErrStale] if the row is not at before's version any more.
-func save(ctx context.Context, tx *store.Tx, before, a Action) error {
+// overlay returns row with the assignments made.
+func overlay(row map[string]any, set []assignment) map[string]any {
+	out := maps.Clone(row)
+	if out == nil {
+		out = map[string]any{}
+	}
+	for _, v := range set {
+		out[v.column] = v.value
+	}
+	return out
+}
+
+// save stores a, which an event has made of before, without its payload, and with its
+// seal. Row has the values of before's row, whose seal held. It returns [ErrStale] if
+// the row is not at before's version any more.
+func save(ctx context.Context, tx *store.Tx, before, a Action, row map[string]any) error {
 	request, err := a.request()
 	if err != nil {
 		return err
 	}
-	ok, err := tx.Changed(ctx, `update action set state = $1, version = $2, proposer = $3, author = $4, via = $5, rule = $6, verdict = $7,
-			decider = $8, decided_at = $9, reason = $10, attempts = $11, result = $12, send_at = $13, ask_at = $14, undo = $15, not_before = $16, note = $17,
-			settled_at = $18, request = $19, context = $20, approvers = $21, who = $22, step_up = $23, expires_at = $24, stopped = $25, written_at = $26,
-			lease = $27, waits = $28, parts = $29, result_by = $30, lapsed = $31
-		where id = $32 and version = $33 and state = $34 and stopped = $35`,
-		a.State, a.Version, a.Proposer, a.Author, a.Via, a.Rule, a.Verdict,
-		a.Decider, store.Time(a.Decided), a.Reason, a.Attempts, a.Result, store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), store.Time(a.Due), a.Note,
-		store.Time(a.Settled), request, a.Context, a.Approvers, strings.Join(a.Who, ","), store.Flag(a.StepUp), store.Time(a.Expires), a.Stopped, store.Time(a.Written),
-		store.Time(a.lease), store.Flag(a.waits), a.parts, a.ResultBy, store.Flag(a.lapsed),
-		before.ID, before.Version, before.State, before.Stopped)
+	set := []assignment{
+		{"state", string(a.State)},
+		{"version", a.Version},
+		{"proposer", a.Proposer},
+		{"author", a.Author},
+		{"via", a.Via},
+		{"rule", a.Rule},
+		{"verdict", a.Verdict},
+		{"decider", a.Decider},
+		{"decided_at", store.Time(a.Decided)},
+		{"reason", a.Reason},
+		{"attempts", a.Attempts},
+		{"result", a.Result},
+		{"send_at", store.Time(a.SendAt)},
+		{"ask_at", store.Time(a.AskAt)},
+		{"undo", a.Undo.Microseconds()},
+		{"not_before", store.Time(a.Due)},
+		{"note", a.Note},
+		{"settled_at", store.Time(a.Settled)},
+		{"request", request},
+		{"context", a.Context},
+		{"approvers", a.Approvers},
+		{"who", strings.Join(a.Who, ",")},
+		{"step_up", store.Flag(a.StepUp)},
+		{"expires_at", store.Time(a.Expires)},
+		{"stopped", a.Stopped},
+		{"written_at", store.Time(a.Written)},
+		{"lease", store.Time(a.lease)},
+		{"waits", store.Flag(a.waits)},
+		{"parts", a.parts},
+		{"result_by", a.ResultBy},
+		{"lapsed", store.Flag(a.lapsed)},
+	}
+	mac, err := tx.SealOf(sealedActions(), overlay(row, set))
+	if err != nil {
+		return fmt.Errorf("seal action %s: %w", a.ID, err)
+	}
+	sets, args := []string{}, []any{}
+	for i, v := range append(set, assignment{"seal", mac}) {
+		sets, args = append(sets, v.column+" = $"+strconv.Itoa(i+1)), append(args, v.value)
+	}
+	n := len(args)
+	ok, err := tx.Changed(ctx, fmt.Sprintf(`update action set %s where id = $%d and version = $%d and state = $%d and stopped = $%d`, strings.Join(sets, ", "), n+1, n+2, n+3, n+4),
+		append(args, before.ID, before.Version, before.State, before.Stopped)...)
 	if err != nil {
 		return fmt.Errorf("move action %s to %s: %w", a.ID, a.State, err)
 	}

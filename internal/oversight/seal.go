@@ -93,8 +93,8 @@ func parseStands(s string) (State, int64, bool) {
 	return State(state), version, ok && err == nil
 }
 
-// onRecord returns where an action is according to the audit.
-func onRecord(ctx context.Context, tx *store.Tx, id string) (s standing, err error) {
+// lastMove returns where an action is according to the audit, without began.
+func lastMove(ctx context.Context, tx *store.Tx, id string) (s standing, err error) {
 	e, err := audit.Last(ctx, tx, id, moves())
 	switch {
 	case err == nil:
@@ -103,6 +103,14 @@ func onRecord(ctx context.Context, tx *store.Tx, id string) (s standing, err err
 	case errors.Is(err, audit.ErrUnsealed):
 		s.entries = true
 	case !errors.Is(err, store.ErrNotFound):
+		return s, err
+	}
+	return s, nil
+}
+
+// onRecord returns where an action is according to the audit.
+func onRecord(ctx context.Context, tx *store.Tx, id string) (s standing, err error) {
+	if s, err = lastMove(ctx, tx, id); err != nil {
 		return s, err
 	}
 	_, err = audit.Last(ctx, tx, id, []audit.Verb{audit.ActionExecute})
@@ -121,42 +129,42 @@ func (s standing) agrees(a *Action) bool {
 	return a.waits && (a.State == Approved || a.State == Executing) && s.state == Approved && a.Version > s.version
 }
 
-// doubt returns why the row of a, as it was read, cannot be trusted, or "". If lock
-// is set it locks the row until tx ends.
-func (g *Gate) doubt(ctx context.Context, tx *store.Tx, a *Action, lock bool) (string, error) {
-	rows, err := tx.Rows(ctx, sealedActions(), lock, `id = $1`, a.ID)
+// doubt returns why the row of a, as it was read, cannot be trusted, or "" and the
+// values of the row. Whoever writes it has its turn, so that it does not change.
+func (g *Gate) doubt(ctx context.Context, tx *store.Tx, a *Action) (why string, row map[string]any, err error) {
+	rows, err := tx.Rows(ctx, sealedActions(), false, `id = $1`, a.ID)
 	if err != nil {
-		return "", fmt.Errorf("check action %s: %w", a.ID, err)
+		return "", nil, fmt.Errorf("check action %s: %w", a.ID, err)
 	}
 	if len(rows) == 0 {
-		return "", fmt.Errorf("check action %s: %w", a.ID, ErrStale)
+		return "", nil, fmt.Errorf("check action %s: %w", a.ID, ErrStale)
 	}
 	if !rows[0].Holds || a.broken {
-		return "its row in the database does not have this server's seal", nil
+		return "its row in the database does not have this server's seal", nil, nil
 	}
-	on, err := onRecord(ctx, tx, a.ID)
+	on, err := lastMove(ctx, tx, a.ID)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if !on.agrees(a) {
-		return fmt.Sprintf("its row in the database says that it is %s at version %d, but the record does not", a.State, a.Version), nil
+		return fmt.Sprintf("its row in the database says that it is %s at version %d, but the record does not", a.State, a.Version), nil, nil
 	}
 	if v, ok := g.memory.version(a.ID); ok && v > a.Version {
-		return fmt.Sprintf("its row in the database is at version %d again, but was already at %d", a.Version, v), nil
+		return fmt.Sprintf("its row in the database is at version %d again, but was already at %d", a.Version, v), nil, nil
 	}
-	if a.State != Pending {
-		return "", nil
+	if a.State != Pending || a.votes == 0 {
+		return "", rows[0].Values, nil
 	}
-	rows, err = tx.Rows(ctx, sealedApprovals(), false, `action_id = $1 and version = $2`, a.ID, a.Version)
+	approvals, err := tx.Rows(ctx, sealedApprovals(), false, `action_id = $1 and version = $2`, a.ID, a.Version)
 	if err != nil {
-		return "", fmt.Errorf("check approvals of %s: %w", a.ID, err)
+		return "", nil, fmt.Errorf("check approvals of %s: %w", a.ID, err)
 	}
-	for _, r := range rows {
+	for _, r := range approvals {
 		if !r.Holds {
-			return "an approval of it in the database does not have this server's seal", nil
+			return "an approval of it in the database does not have this server's seal", nil, nil
 		}
 	}
-	return "", nil
+	return "", rows[0].Values, nil
 }
 
 // advance applies e to a, as it was read in tx, and stores the result. It returns
@@ -165,33 +173,37 @@ func (g *Gate) advance(ctx context.Context, tx *store.Tx, a Action, e event) (Ac
 	if err := inTurn(tx, &a); err != nil {
 		return a, err
 	}
-	if err := g.trust(ctx, tx, &a); err != nil {
+	row, err := g.trust(ctx, tx, &a)
+	if err != nil {
 		return a, err
 	}
 	b, err := e.next(a)
 	if err != nil {
 		return a, err
 	}
-	if err := save(ctx, tx, a, b); err != nil {
+	if err := save(ctx, tx, a, b, row); err != nil {
 		return b, err
 	}
-	return b, g.seal(ctx, tx, &b)
+	g.remember(tx, &b)
+	return b, nil
 }
 
-// trust returns a [doubtError] if this program did not write a's row.
-func (g *Gate) trust(ctx context.Context, tx *store.Tx, a *Action) error {
-	why, err := g.doubt(ctx, tx, a, true)
+// trust returns the values of a's row, or a [doubtError] if this program did not write
+// it.
+func (g *Gate) trust(ctx context.Context, tx *store.Tx, a *Action) (row map[string]any, err error) {
+	why, row, err := g.doubt(ctx, tx, a)
 	if err == nil && why != "" {
 		err = &doubtError{why}
 	}
-	return err
+	return row, err
 }
 
 // Trusted returns an error that wraps [ErrTampered] unless this program wrote the row
 // of a, which was read in tx. An executor whose effect comes after the action is done
 // calls it before that effect.
 func (g *Gate) Trusted(ctx context.Context, tx *store.Tx, a *Action) error {
-	return g.trust(ctx, tx, a)
+	_, err := g.trust(ctx, tx, a)
+	return err
 }
 
 // seal seals a's row as tx has written it, and remembers its version once tx is
@@ -200,9 +212,14 @@ func (g *Gate) seal(ctx context.Context, tx *store.Tx, a *Action) error {
 	if err := tx.Seal(ctx, sealedActions(), `id = $1`, a.ID); err != nil {
 		return fmt.Errorf("seal action %s: %w", a.ID, err)
 	}
+	g.remember(tx, a)
+	return nil
+}
+
+// remember remembers a's version once tx is committed.
+func (g *Gate) remember(tx *store.Tx, a *Action) {
 	id, version := a.ID, a.Version
 	tx.AfterCommit(func() { g.memory.moved(id, version) })
-	return nil
 }
 
 // distrust moves an action whose row this program did not write to a state from which
@@ -407,7 +424,7 @@ func (g *Gate) Sweep(ctx context.Context) (n int, err error) {
 				return err
 			}
 			for _, a := range page {
-				why, err := g.doubt(ctx, tx, &a, false)
+				why, _, err := g.doubt(ctx, tx, &a)
 				if err != nil {
 					return err
 				}
@@ -427,7 +444,7 @@ func (g *Gate) Sweep(ctx context.Context) (n int, err error) {
 					return err
 				}
 				// It may have moved legitimately since the View.
-				if why, err := g.doubt(ctx, tx, &a, true); err != nil || why == "" {
+				if why, _, err := g.doubt(ctx, tx, &a); err != nil || why == "" {
 					return err
 				}
 				return g.distrust(ctx, tx, a.ID, whys[i], "")

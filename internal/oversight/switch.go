@@ -318,25 +318,26 @@ func scanSwitch(row func(...any) error) (s Switch, err error) {
 	return s, err
 }
 
-func switches(ctx context.Context, tx *store.Tx, project string) ([]Switch, error) {
-	out, err := store.List(ctx, tx, scanSwitch, `select `+switchColumns+` from kill_switch
-		where off_at = 0 and project_id in ($1, '') and (until_at = 0 or until_at > $2) order by at desc, id`, project, store.Time(time.Now()))
+func switches(ctx context.Context, tx *store.Tx, project string) (out []Switch, err error) {
+	rows, err := tx.Rows(ctx, SealedSwitches(), false, `project_id in ($1, '') order by at desc, id`, project)
 	if err != nil {
 		return nil, fmt.Errorf("list switches: %w", err)
 	}
-	// The attack: somebody who can write the database turns a switch off there, ends
-	// it, or changes what it stops. A changed switch stops its whole project.
-	rows, err := tx.Rows(ctx, SealedSwitches(), false, `project_id in ($1, '')`, project)
-	if err != nil {
-		return nil, fmt.Errorf("list switches: %w", err)
-	}
+	now := store.Time(time.Now())
 	for _, r := range rows {
-		id, ok := r.Values["id"].(string)
-		if r.Holds || !ok {
-			continue
+		text := func(column string) string { s, _ := r.Values[column].(string); return s }
+		number := func(column string) int64 { n, _ := r.Values[column].(int64); return n }
+		switch until := number("until_at"); {
+		case !r.Holds:
+			// The attack: somebody who can write the database turns a switch off there, ends
+			// it, or changes what it stops. A changed switch stops its whole project.
+			out = append(out, Switch{ID: text("id"), Project: project, Scope: ScopeProject, Reason: "its row was changed in the database behind the server's back"})
+		case number("off_at") == 0 && (until == 0 || until > now):
+			out = append(out, Switch{
+				ID: text("id"), Project: text("project_id"), Scope: Scope(text("scope")), Target: text("target"), Reason: text("reason"),
+				By: text("person"), At: store.FromTime(number("at")), Until: store.FromTime(until), Stopped: number("stopped"),
+			})
 		}
-		out = slices.DeleteFunc(out, func(s Switch) bool { return s.ID == id })
-		out = append(out, Switch{ID: id, Project: project, Scope: ScopeProject, Reason: "its row was changed in the database behind the server's back"})
 	}
 	return out, nil
 }

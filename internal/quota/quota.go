@@ -87,15 +87,13 @@ func New(db *store.DB, dir *directory.Directory, keys *keyring.Ring, inbox, proj
 // TakeSend counts one message of b against the limits of the inbox and of its
 // project, or returns a [LimitError]. It returns the settings of the inbox and
 // what remains of every limit. The counts are part of tx: they are undone if it
-// is rolled back.
+// is rolled back. Those of the project stay locked until then, so call it late in tx.
 func (q *Quotas) TakeSend(ctx context.Context, tx *store.Tx, b directory.Inbox, recipients, bytes int64) (rule Sending, left []Quota, err error) {
-	if rule, err = Rule(ctx, tx, b.ID); err != nil {
-		return Sending{}, nil, err
-	}
-	project, err := Rule(ctx, tx, b.Project)
+	rules, err := rules(ctx, tx, b.ID, b.Project)
 	if err != nil {
 		return Sending{}, nil, err
 	}
+	rule, project := rules[b.ID], rules[b.Project]
 	// The inbox's limits come first: a message that they refuse must not use up
 	// the project's.
 	if left, err = Take(ctx, tx, "inbox", b.ID, rule.Limits.within(q.inbox), recipients, bytes); err != nil {
@@ -120,15 +118,25 @@ func (l Limits) within(d Limits) Limits {
 // Rule returns the settings stored for a scope, the ID of an inbox or a
 // project, or the zero [Sending].
 func Rule(ctx context.Context, tx *store.Tx, scope string) (Sending, error) {
-	var s Sending
-	var undo int64
-	err := tx.One(ctx, `select undo, per_minute, per_hour, per_day, recipients, bytes from send_rule where scope = $1`, []any{scope},
-		&undo, &s.Limits.PerMinute, &s.Limits.PerHour, &s.Limits.PerDay, &s.Limits.Recipients, &s.Limits.Bytes)
-	s.Undo = time.Duration(undo) * time.Microsecond
-	if err != nil && !errors.Is(err, store.ErrNotFound) {
-		return Sending{}, fmt.Errorf("read limits of %s: %w", scope, err)
+	out, err := rules(ctx, tx, scope, scope)
+	return out[scope], err
+}
+
+// rules returns the settings stored for two scopes, by scope.
+func rules(ctx context.Context, tx *store.Tx, scope, other string) (map[string]Sending, error) {
+	out := map[string]Sending{}
+	_, err := store.List(ctx, tx, func(row func(...any) error) (s Sending, err error) {
+		var of string
+		var undo int64
+		err = row(&of, &undo, &s.Limits.PerMinute, &s.Limits.PerHour, &s.Limits.PerDay, &s.Limits.Recipients, &s.Limits.Bytes)
+		s.Undo = time.Duration(undo) * time.Microsecond
+		out[of] = s
+		return s, err
+	}, `select scope, undo, per_minute, per_hour, per_day, recipients, bytes from send_rule where scope in ($1, $2)`, scope, other)
+	if err != nil {
+		return nil, fmt.Errorf("read limits of %s: %w", scope, err)
 	}
-	return s, nil
+	return out, nil
 }
 
 // A window is one counting period of a scope, and its limits.

@@ -132,8 +132,6 @@ func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error
 		return err
 	}
 	return g.db.Update(ctx, func(tx *store.Tx) error {
-		// The audit entry comes first: it takes the lock that makes the count below
-		// exact.
 		err := audit.Append(ctx, tx, who, audit.SandboxCreate, s.ID, audit.Fields{
 			"template": s.Template, "inbox": s.Inbox, "egress": string(redacted), "metadata": string(metadata), "options": string(options),
 		})
@@ -155,8 +153,7 @@ func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error
 }
 
 // roomToRun returns an error that wraps [ErrFull] unless one more sandbox may run
-// on this machine. The count is exact if the caller has appended to the audit in
-// tx, which takes a lock.
+// on this machine. The count is exact if tx has the turn [store.All].
 func (g *registry) roomToRun(ctx context.Context, tx *store.Tx) error {
 	var n int
 	if err := tx.One(ctx, `select count(*) from sandbox where server_id = $1 and state in (`+quoted(onMachine)+`)`, []any{g.conf.Server}, &n); err != nil {
@@ -205,7 +202,11 @@ func (g *registry) record(ctx context.Context, who auth.Principal, s *Info, c ch
 	if s.Restart {
 		restart = 1
 	}
-	err := g.db.Update(ctx, func(tx *store.Tx) error {
+	turn := store.Thing(s.Project, s.ID)
+	if c.check != nil {
+		turn = store.All() // it may count what others do
+	}
+	err := g.db.UpdateIn(ctx, turn, func(tx *store.Tx) error {
 		if err := audit.Append(ctx, tx, who, c.verb, s.ID, c.fields); err != nil {
 			return err
 		}

@@ -70,7 +70,7 @@ func (db *DB) beginTurn(ctx context.Context, turn Turn) (*pgTx, error) {
 		}
 		lost := errors.Is(err, driver.ErrBadConn)
 		err = errors.Join(err, p.rollback(ctx))
-		_ = conn.Close() // an error says that it is closed
+		_ = conn.Close()                                   // an error says that it is closed
 		if !lost || ctx.Err() != nil || try == maxBegins { // nothing was written, so it can be repeated
 			return nil, fmt.Errorf("wait for the turn to write (%s): %w", turn, err)
 		}

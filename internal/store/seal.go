@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -187,6 +188,35 @@ func (tx *Tx) Seal(ctx context.Context, s Sealed, where string, args ...any) err
 		}
 	}
 	return nil
+}
+
+// SealOf returns the seal of a row of s with these values, by column, for the statement
+// that writes it. Columns that s does not cover are ignored, and columns that are left
+// out must be zero or empty in the row.
+func (tx *Tx) SealOf(s Sealed, values map[string]any) ([]byte, error) {
+	row := make(map[string]any, len(values))
+	for name, v := range values {
+		if name == "seal" || slices.Contains(s.Omit, name) || len(s.Only) > 0 && !slices.Contains(s.Only, name) {
+			continue
+		}
+		switch r := reflect.ValueOf(v); r.Kind() { // as the database returns it
+		case reflect.String:
+			row[name] = r.String()
+		case reflect.Int, reflect.Int64:
+			row[name] = r.Int()
+		default:
+			row[name] = v
+		}
+	}
+	return tx.MAC(s.Table, s.encode(row))
+}
+
+// SealHolds reports whether seal is that of a row of s with these values, by column, as
+// the database returned them in a larger query. They must be all that s covers.
+func (tx *Tx) SealHolds(s Sealed, values map[string]any, seal any) bool {
+	want, err := tx.MAC(s.Table, s.encode(values))
+	got, ok := seal.([]byte)
+	return err == nil && ok && hmac.Equal(got, want)
 }
 
 // sealedColumns returns the columns of s that its seal covers, as the database

@@ -163,9 +163,28 @@ func (h *Hooks) route(ctx context.Context) (n int, err error) {
 	if err != nil || n == 0 {
 		return 0, err
 	}
-	err = h.db.Update(ctx, func(tx *store.Tx) error {
+	// Whoever changes webhooks or keys waits for this, and agents do not.
+	n, err = h.routeIn(ctx, store.Task("route events"))
+	if errors.Is(err, errDisables) {
+		n, err = h.routeIn(ctx, store.All())
+	}
+	if err != nil {
+		return 0, fmt.Errorf("route events: %w", err)
+	}
+	return n, nil
+}
+
+// errDisables means that the turn is too narrow, because a webhook is to be disabled.
+var errDisables = errors.New("a webhook is to be disabled")
+
+// routeIn is route in a turn, without the look whether there is something to do.
+func (h *Hooks) routeIn(ctx context.Context, turn store.Turn) (n int, err error) {
+	err = h.db.UpdateIn(ctx, turn, func(tx *store.Tx) error {
 		es, err := event.Unrouted(ctx, tx, 100)
 		if err != nil {
+			return err
+		}
+		if err := event.Routed(ctx, tx, es); err != nil {
 			return err
 		}
 		hooks, err := enabled(ctx, tx)
@@ -174,13 +193,6 @@ func (h *Hooks) route(ctx context.Context) (n int, err error) {
 		}
 		waiting := map[string]int{} // by webhook; filled when needed
 		for _, e := range es {
-			first, err := event.Routed(ctx, tx, e.ID)
-			if err != nil {
-				return err
-			}
-			if !first { // another server has routed it
-				continue
-			}
 			for i := range hooks {
 				if err := h.enqueueFor(ctx, tx, &hooks[i], e, waiting); err != nil {
 					return err
@@ -190,10 +202,7 @@ func (h *Hooks) route(ctx context.Context) (n int, err error) {
 		n = len(es)
 		return nil
 	})
-	if err != nil {
-		return 0, fmt.Errorf("route events: %w", err)
-	}
-	return n, nil
+	return n, err
 }
 
 // enabled returns the webhooks that get events: enabled, and with an approved URL.
@@ -232,6 +241,9 @@ func mayReceive(ctx context.Context, tx *store.Tx, w *Webhook, inbox string) (bo
 	holds, err := keyring.Holds(ctx, tx, w.Credential, inbox)
 	if err != nil || holds || w.Inbox == "" {
 		return holds, err
+	}
+	if !tx.Turn().Covers(w.Project) {
+		return false, errDisables
 	}
 	w.Enabled = false
 	who := auth.Principal{Kind: auth.System, ID: "webhook", Project: w.Project}
