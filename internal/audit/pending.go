@@ -73,7 +73,7 @@ func hold(ctx context.Context, tx *store.Tx, e Entry) (err error) {
 	if p.seal, err = tx.MAC(pendingSealed, p.encode()); err != nil {
 		return fmt.Errorf("seal audit entry: %w", err)
 	}
-	_, err = tx.ExecContext(ctx, `insert into audit_pending (tx, n, at, project_id, actor, verb, object, detail, seal) values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
+	err = tx.Later(ctx, `insert into audit_pending (tx, n, at, project_id, actor, verb, object, detail, seal) values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
 		p.tx, p.n, store.Time(p.At), p.Project, p.Actor, p.Verb, p.Object, p.Detail, p.seal)
 	if err != nil {
 		return fmt.Errorf("append audit entry: %w", err)
