@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -70,13 +71,30 @@ func needNoTracing() error {
 	if err != nil {
 		return fmt.Errorf("find platform: %w", err)
 	}
-	platform.Register("systrap", untraced{systrap})
+	platform.Register("systrap", &untraced{Constructor: systrap})
 	return nil
 }
 
-type untraced struct{ platform.Constructor }
+type untraced struct {
+	platform.Constructor
+	procs int // GOMAXPROCS before a restore
+}
 
-func (untraced) Requirements() platform.Requirements { return platform.Requirements{} }
+func (*untraced) Requirements() platform.Requirements { return platform.Requirements{} }
+
+// calm lowers GOMAXPROCS at a restore, when gVisor has just begun to load the pages of
+// memory with 128 goroutines and as many processors for Go. So many threads leave the
+// one that decodes the kernel, and the first processes of the sandbox, hardly any time,
+// and the network link gets a goroutine with buffers for each processor, which the next
+// snapshot holds as well. Pages that are waited for come first in any case, and with
+// one more processor than usual the loading is as fast.
+func (u *untraced) calm() {
+	if now := runtime.GOMAXPROCS(0); u.procs == 0 {
+		u.procs = now
+	} else if now > u.procs+1 {
+		runtime.GOMAXPROCS(u.procs + 1) // gVisor sets it back when all is loaded
+	}
+}
 
 // sentryArgs adds flags to the sentry's command line: the memory and processors to
 // show inside, which gVisor would take from a cgroup that it manages itself. The
