@@ -54,6 +54,9 @@ func appendN(t *testing.T, db *store.DB, n int) {
 			t.Fatal(err)
 		}
 	}
+	if err := audit.Settle(t.Context(), db); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // received is what a receiver has got.
