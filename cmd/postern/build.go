@@ -267,7 +267,11 @@ func (d *daemon) base(templates *template.Cache) func(context.Context, string) (
 		if err != nil {
 			return sandbox.Base{}, err
 		}
-		b := sandbox.Base{Rootfs: t.Rootfs, Key: t.ID + " " + templates.GuestDigest()}
+		b := sandbox.Base{
+			Rootfs: t.Rootfs, Image: sandbox.Image{Root: t.RootImage, Guest: t.GuestImage},
+			// A snapshot continues on the root file system that it was made on.
+			Key: t.ID + " " + templates.GuestDigest() + " " + filepath.Base(t.RootImage),
+		}
 		if t.Ready != nil {
 			b.Probes = []sandbox.Probe{{Port: t.Ready.Port, Path: t.Ready.Path}}
 		}

@@ -46,6 +46,9 @@ gone.`,
 						return err
 					}
 					_, err = fmt.Fprintf(out, "template %s: %d packages, %d MB, %s\n", t.ID, t.Packages, t.Bytes/1e6, t.Rootfs)
+					if err == nil && t.RootImage != "" {
+						_, err = fmt.Fprintf(out, "template %s: image %s\n", t.ID, t.RootImage)
+					}
 					return err
 				},
 			},

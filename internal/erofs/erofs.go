@@ -101,7 +101,8 @@ const (
 
 // Write writes the image of the directory source to the empty file w. It calls pick
 // with the path of each file relative to source; nil keeps all. Owners, permissions,
-// times and hard links are kept. Extended attributes are not.
+// times and hard links are kept, except that a directory without all of its files has no
+// time, which would say when the missing ones changed. Extended attributes are not kept.
 //
 // Write does not sync w. If it returns an error, w holds no image.
 func Write(ctx context.Context, w *os.File, source string, pick func(name string) Pick) (Digest, error) {
@@ -205,8 +206,10 @@ func (b *builder) readDir(n *inode) error {
 		var c *inode
 		switch picked {
 		case Omit:
+			n.st.Mtim = unix.Timespec{}
 			continue
 		case Blank:
+			n.st.Mtim = unix.Timespec{}
 			c = &inode{path: path, nlink: 1, parent: n}
 			c.st.Mode = unix.S_IFREG | 0o644
 			b.all = append(b.all, c)

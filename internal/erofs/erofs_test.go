@@ -221,6 +221,9 @@ func TestImageLeavesOutWhatIsNotKept(t *testing.T) {
 	if _, err := root.Lookup("kept"); err != nil {
 		t.Error(err)
 	}
+	if root.Mtime() != 0 || root.MtimeNsec() != 0 {
+		t.Errorf("the directory's time says when what is omitted changed: %d", root.Mtime())
+	}
 	if _, err := root.Lookup("secret"); err == nil {
 		t.Error("what is omitted is there")
 	}

@@ -9,6 +9,7 @@
 //
 //	templates/<id>/rootfs         the root file system
 //	templates/<id>/template.json  its description; written before the directory appears
+//	templates/<id>/images/        the root file system and guests as images, see image.go
 //	templates/<id>/in-use         locked shared by every process that uses it
 //	build-<random>/               a build that runs, or that was killed
 //	apt/                          downloaded packages, for the next build
@@ -19,10 +20,8 @@
 // A build happens in build-<random>, is flushed to disk and then renamed. So if it
 // is killed at any time, there is a complete template or none.
 //
-// A root file system is a directory. An EROFS image was tried. Starting processes and
-// importing numpy took as long; only walking directories was twice as fast. gVisor
-// can only put a layer on disk over it with a gofer, and a new guest would need a
-// new image of 700 MB, which takes six seconds.
+// A root file system is a directory and, made from it, an EROFS image. A template of
+// an older program, which has no image yet, gets one when it is used.
 //
 // The package must not start sandboxes, and must not run anything of a template
 // except while it builds one. Only root can read the cache directory: a root file
@@ -80,7 +79,10 @@ type Template struct {
 	Bytes    int64     `json:"bytes"`    // on disk, without the guest
 	Packages int       `json:"packages"` // Debian packages
 
-	Rootfs  string   `json:"-"` // absolute path of the directory, which must not be written to
+	Rootfs     string `json:"-"` // absolute path of the directory, which must not be written to
+	RootImage  string `json:"-"` // absolute path of the EROFS image of Rootfs; empty if there is none
+	GuestImage string `json:"-"` // that of an image of the guest alone, which RootImage lacks; empty if there is none
+
 	Aliases []string `json:"-"` // other names that resolve to it
 	Ready   *Ready   `json:"-"` // when its services are warm; nil if it has none
 }
@@ -106,6 +108,8 @@ type Cache struct {
 	mu       sync.Mutex
 	held     map[string]*os.File    // template ID → its in-use file, locked shared
 	compared map[string]os.FileInfo // root file system → its guest, once found to be ours
+
+	imageless bool // images could not be made
 }
 
 // New returns a cache in cfg.Dir. It does not build anything.
@@ -192,7 +196,7 @@ func (c *Cache) Base(ctx context.Context) (Template, error) {
 // base finds or builds the base template and installs the guest in it.
 func (c *Cache) base(ctx context.Context) (Template, error) {
 	t, err := c.open(c.recipe.id())
-	if err == nil && c.guestIsCurrent(t.Rootfs) {
+	if err == nil && c.guestIsCurrent(t.Rootfs) && c.hasImages(t) {
 		return t, nil
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -219,8 +223,13 @@ func (c *Cache) base(ctx context.Context) (Template, error) {
 			return Template{}, fmt.Errorf("install guest: %w", err)
 		}
 	}
+	if !c.hasImages(t) {
+		if err := c.makeImages(ctx, t); err != nil {
+			return Template{}, err
+		}
+	}
 	c.point(t)
-	return t, nil
+	return c.open(t.ID)
 }
 
 // open returns a template of the cache and marks it as in use until Close. Its
@@ -252,6 +261,7 @@ func (c *Cache) open(id string) (Template, error) {
 		return Template{}, fmt.Errorf("read template.json of %s: %w", id, err)
 	}
 	t.Rootfs = filepath.Join(dir, "rootfs")
+	t.RootImage, t.GuestImage = c.images(dir)
 	t.Aliases = baseNames[1:]
 	t.Ready = c.recipe.ready
 	return t, nil
