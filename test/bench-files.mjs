@@ -162,5 +162,36 @@ for (const [name, f] of Object.entries(work)) {
     console.log(`${`${name}, 64 MiB: ${sides[k].name}`.padEnd(52)} p50 ${rate(ms)}  best ${rate(Math.min(...s.ms))} MB/s  CPU ${median(s.node).toFixed(0)} node + ${median(s.server).toFixed(0)} server + ${median(s.sandbox).toFixed(0)} sandbox ms   ${(floor / ms).toFixed(2)} of node alone  (n=${s.ms.length})`)
   }
 }
+// What a request costs, whatever its size.
+const small = new Blob(['x'.repeat(1024)])
+const hundred = Array.from({ length: 100 }, (_, i) => ({ path: `/tmp/small/${i}`, data: small }))
+const requests = {
+  'write 1 KiB': (box) => box.files.write('/tmp/one', small),
+  'read 1 KiB': (box) => box.files.read('/tmp/one'),
+  'write 100 files of 1 KiB, one call': (box) => box.files.write(hundred),
+  'list 1,000 entries': (box) => box.files.list('/tmp/many'),
+}
+const programs = sides.slice(0, -1)
+for (const side of programs) await side.box.commands.run('mkdir /tmp/many && cd /tmp/many && touch $(seq 1000)')
+for (const [name, f] of Object.entries(requests)) {
+  if (only && !only.includes(name)) continue
+  const seen = programs.map(() => ({ ms: [], server: [], sandbox: [] }))
+  for (let i = 0; i < 4 * runs + 1; i++) {
+    for (const [k, side] of programs.entries()) {
+      const before = side.cpu()
+      const t = performance.now()
+      await f(side.box)
+      const ms = performance.now() - t
+      const after = side.cpu()
+      if (i === 0) continue
+      seen[k].ms.push(ms)
+      seen[k].server.push(after[0] - before[0])
+      seen[k].sandbox.push(after[1] - before[1])
+    }
+  }
+  for (const [k, s] of seen.entries()) {
+    console.log(`${`${name}: ${sides[k].name}`.padEnd(52)} p50 ${median(s.ms).toFixed(1)}  best ${Math.min(...s.ms).toFixed(1)} ms  CPU ${median(s.server).toFixed(1)} server + ${median(s.sandbox).toFixed(1)} sandbox ms  (n=${s.ms.length})`)
+  }
+}
 await Promise.all(sides.map((s) => s.end()))
 process.exit(0)

@@ -326,7 +326,7 @@ func (s *Server) writeFile(r *http.Request, to string, content func(io.Writer) e
 	err = content(out)
 	readFailed := err != nil && out.err == nil
 	meta, _ := headerMetadata(r.Header) // checked before
-	if err == nil {
+	if err == nil && (len(meta) > 0 || !created) { // a new file has none to remove
 		err = as(a, func() error { return setMetadata(f, meta) })
 	}
 	if cerr := f.Close(); err == nil {
