@@ -325,7 +325,7 @@ func (s *Server) writeFile(r *http.Request, to string, content func(io.Writer) e
 	out := &writeErrors{w: f}
 	err = content(out)
 	readFailed := err != nil && out.err == nil
-	meta, _ := headerMetadata(r.Header) // checked before
+	meta, _ := headerMetadata(r.Header)            // checked before
 	if err == nil && (len(meta) > 0 || !created) { // a new file has none to remove
 		err = as(a, func() error { return setMetadata(f, meta) })
 	}
