@@ -51,9 +51,9 @@ func (n *namer) OpenDevice(path string) (*fd.FD, error) {
 
 // New implements [platform.Constructor]. The sentry calls it at its start and at a
 // restore.
-func (u *untraced) New(o platform.Options) (platform.Platform, error) {
-	u.calm()
-	p, err := u.Constructor.New(o)
+func (s *systrap) New(o platform.Options) (platform.Platform, error) {
+	s.prepare()
+	p, err := s.Constructor.New(o)
 	if err != nil || o.DeviceFile == nil || o.DeviceFile.FD() < 0 {
 		return p, err
 	}

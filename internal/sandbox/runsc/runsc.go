@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unsafe"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -34,14 +35,19 @@ import (
 // name exists. The parent then sees only "waiting for sandbox to start: EOF". So
 // programs that link this package must use flag sets of their own.
 func Main() {
-	collectLater()
+	collectLater(func() {})
+	if name, err := unix.BytePtrFromString(os.Args[0]); err == nil {
+		// For ps and top, which would show "exe".
+		_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(name)), 0, 0, 0)
+	}
 	switch os.Args[0] {
 	case launch.Launcher:
 		launcherMain() // exits
 	case launch.Sentry:
-		if err := needNoTracing(); err != nil {
+		if err := adaptSystrap(); err != nil {
 			os.Exit(1) // nobody reads its stderr
 		}
+		skipTracePoints()
 		os.Args = sentryArgs(os.Args)
 	case launch.Gofer:
 		if err := leaveRoot(); err != nil {
@@ -55,45 +61,57 @@ func Main() {
 	os.Exit(1) // unreachable
 }
 
-// collectLater disables garbage collection while a part of a sandbox starts. A
-// start allocates little, but each collection costs a tenth of its time. Afterwards
-// one collection makes an idle sandbox as small as before.
-func collectLater() {
-	usual := debug.SetGCPercent(400)
-	time.AfterFunc(3*time.Second, func() { debug.SetGCPercent(usual) })
+// collectLater disables garbage collection while a part of a sandbox starts or is
+// restored. That allocates little, but each collection costs a tenth of its time.
+// Three seconds later a sentry returns to the host what its start no longer needs:
+// 6 MiB after a restore, which it would otherwise keep. The others have nothing to
+// return. It calls then before.
+func collectLater(then func()) {
+	const usual, start = 100, 400 // percent, see debug.SetGCPercent
+	debug.SetGCPercent(start)
+	sentry := os.Args[0] == launch.Sentry
+	time.AfterFunc(3*time.Second, func() {
+		then()
+		debug.SetGCPercent(usual)
+		if sentry {
+			debug.FreeOSMemory()
+		}
+	})
 }
 
-// needNoTracing removes CAP_SYS_PTRACE from the sentry. gVisor keeps it for systrap
-// when the sentry drops its capabilities itself (see sentryArgs), but systrap
-// traces only its own children, which needs no capability.
-func needNoTracing() error {
-	systrap, err := platform.Lookup("systrap")
+// adaptSystrap puts our systrap in the place of gVisor's.
+func adaptSystrap() error {
+	usual, err := platform.Lookup("systrap")
 	if err != nil {
 		return fmt.Errorf("find platform: %w", err)
 	}
-	platform.Register("systrap", &untraced{Constructor: systrap})
+	platform.Register("systrap", &systrap{Constructor: usual})
 	return nil
 }
 
-type untraced struct {
+// systrap is gVisor's platform of that name.
+type systrap struct {
 	platform.Constructor
-	procs int // GOMAXPROCS before a restore
+	processors int // GOMAXPROCS; zero before the start
 }
 
-func (*untraced) Requirements() platform.Requirements { return platform.Requirements{} }
+// Requirements removes CAP_SYS_PTRACE from the sentry. gVisor keeps it for systrap
+// when the sentry drops its capabilities itself (see sentryArgs), but systrap
+// traces only its own children, which needs no capability.
+func (*systrap) Requirements() platform.Requirements { return platform.Requirements{} }
 
-// calm lowers GOMAXPROCS at a restore, when gVisor has just begun to load the pages of
-// memory with 128 goroutines and as many processors for Go. So many threads leave the
-// one that decodes the kernel, and the first processes of the sandbox, hardly any time,
-// and the network link gets a goroutine with buffers for each processor, which the next
-// snapshot holds as well. Pages that are waited for come first in any case, and with
-// one more processor than usual the loading is as fast.
-func (u *untraced) calm() {
-	if now := runtime.GOMAXPROCS(0); u.procs == 0 {
-		u.procs = now
-	} else if now > u.procs+1 {
-		runtime.GOMAXPROCS(u.procs + 1) // gVisor sets it back when all is loaded
+// prepare prepares this process for a start or, the second time, for a restore. A
+// restore has just begun to load the pages of memory. With one more processor for
+// Go that is as fast as with 128, and the one thread that decodes the kernel is not
+// kept waiting, nor are the first processes of the sandbox.
+func (s *systrap) prepare() {
+	keepProcessors()
+	if s.processors == 0 {
+		s.processors = runtime.GOMAXPROCS(0)
+		return // Main has called collectLater
 	}
+	runtime.GOMAXPROCS(s.processors + 1)
+	collectLater(func() { runtime.GOMAXPROCS(s.processors) })
 }
 
 // sentryArgs adds flags to the sentry's command line: the memory and processors to

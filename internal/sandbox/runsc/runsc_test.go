@@ -3,12 +3,16 @@ package runsc
 import (
 	"encoding/json"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"gvisor.dev/gvisor/pkg/aio"
+	"gvisor.dev/gvisor/pkg/gomaxprocs"
+	"gvisor.dev/gvisor/pkg/sentry/seccheck"
 	"gvisor.dev/gvisor/runsc/config"
 
 	"postern/internal/sandbox/launch"
@@ -55,6 +59,40 @@ func TestSentryArgs(t *testing.T) {
 }
 
 func itoa(fd uintptr) string { return strconv.FormatUint(uint64(fd), 10) }
+
+// TestReadingPagesAddsNoProcessors fails if a version of gVisor counts them
+// otherwise: restored sandboxes would then need 8 MiB more without any error.
+func TestReadingPagesAddsNoProcessors(t *testing.T) {
+	before := runtime.GOMAXPROCS(0)
+	defer runtime.GOMAXPROCS(before)
+	gomaxprocs.SetBase(3)
+	if got := runtime.GOMAXPROCS(0); got != 3 {
+		t.Fatalf("gVisor was told 3 processors: got %d", got)
+	}
+	early := aio.NewGoQueue(7) // as it reads files before a platform is made
+	keepProcessors()
+	if got := runtime.GOMAXPROCS(0); got != 3 {
+		t.Errorf("after the platform was made: got %d, want 3", got)
+	}
+	late := aio.NewGoQueue(128)
+	if got := runtime.GOMAXPROCS(0); got != 3 {
+		t.Errorf("while pages are read: got %d, want 3", got)
+	}
+	keepProcessors()
+	early.Destroy()
+	late.Destroy()
+	if got := runtime.GOMAXPROCS(0); got != 3 {
+		t.Errorf("after pages were read: got %d, want 3", got)
+	}
+}
+
+func TestSentryDescribesNoTracePoints(t *testing.T) {
+	skipTracePoints()
+	seccheck.Initialize()
+	if n := len(seccheck.Points); n > 20 { // those outside system calls are registered in any case
+		t.Errorf("got %d points for tracing", n)
+	}
+}
 
 // TestSeccompProgramsAreThoseThatAreAskedFor fails after a change of gVisor's
 // version until go generate was run: starts would be slower without any error.
