@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -35,15 +36,17 @@ import (
 
 // A launcher is a started launcher process that waits for its order.
 type launcher struct {
-	cmd  *exec.Cmd
-	conn *net.UnixConn
-	said *json.Decoder // of its answers
-	errs tail          // its standard error; complete after dismiss
+	log   *slog.Logger
+	cmd   *exec.Cmd
+	pidfd int // of its process; -1 if the kernel has none
+	conn  *net.UnixConn
+	said  *json.Decoder // of its answers
+	errs  tail          // its standard error; complete after dismiss
 }
 
-// newLauncher starts a launcher, from the file program. If private is set it has a
-// mount namespace of its own, whose mounts are not visible in ours.
-func newLauncher(program string, private bool) (*launcher, error) {
+// newLauncher starts a launcher. If private is set it has a mount namespace of its own,
+// whose mounts are not visible in ours.
+func (r *Runtime) newLauncher(private bool) (*launcher, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make socket pair: %w", err)
@@ -55,15 +58,15 @@ func newLauncher(program string, private bool) (*launcher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("prepare socket: %w", err)
 	}
-	l := &launcher{conn: conn.(*net.UnixConn), said: json.NewDecoder(io.LimitReader(conn, 1<<16))} //nolint:forcetypeassert // it is a unix socket
-	l.cmd = exec.Command(program)                                                                  //nolint:noctx // it may wait longer than any request
+	l := &launcher{log: r.log, conn: conn.(*net.UnixConn), said: json.NewDecoder(io.LimitReader(conn, 1<<16))} //nolint:forcetypeassert // it is a unix socket
+	l.cmd = exec.Command(r.program)                                                                            //nolint:noctx // it may wait longer than any request
 	l.cmd.Args = []string{launch.Launcher}
 	l.cmd.Env = []string{} // none of our environment
 	l.cmd.Dir = "/"
 	l.cmd.Stderr = &l.errs
 	l.cmd.ExtraFiles = []*os.File{theirs}
 	// In its own session, so that a Ctrl-C at our terminal does not reach it.
-	l.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	l.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, PidFD: &l.pidfd}
 	if private {
 		l.cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
 	}
@@ -80,6 +83,10 @@ func newLauncher(program string, private bool) (*launcher, error) {
 // dismiss closes the launcher's socket, which ends it, and waits for its end.
 func (l *launcher) dismiss() error {
 	l.conn.Close()
+	if l.pidfd >= 0 {
+		unix.Close(l.pidfd)
+		l.pidfd = -1
+	}
 	if err := l.cmd.Wait(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		return fmt.Errorf("run launcher: %w", err)
 	}
@@ -90,7 +97,7 @@ func (l *launcher) dismiss() error {
 var errNotTold = errors.New("tell launcher")
 
 // launch makes the launcher start the sandbox of order, with out as its standard
-// output and error, and waits for the launcher's end. It returns the launcher's
+// output and error, and dismisses the launcher. If it fails it returns the launcher's
 // standard error for the log.
 func (l *launcher) launch(ctx context.Context, order launch.Order, link, out, from *os.File, received func(launch.Reply) error) (said string, err error) {
 	stop := l.killAtEnd(ctx)
@@ -117,11 +124,22 @@ func (l *launcher) killAtEnd(ctx context.Context) (stop func() bool) {
 	})
 }
 
-// finish dismisses a launcher after its last order, which had the result err.
-func (l *launcher) finish(ctx context.Context, stop func() bool, err error) (string, error) {
-	stop()
+// finish dismisses a launcher after its last order, which had the result err. After a
+// success it does not wait for the launcher's end, which nobody needs.
+func (l *launcher) finish(ctx context.Context, stop func() bool, err error) (said string, _ error) {
+	// If the launcher was killed after its answer, the processes that it named may
+	// have ended before we held them. While it lives, their IDs are theirs.
+	if stop() && err == nil && l.pidfd >= 0 && !hasEnded(l.pidfd, 0) {
+		go func() {
+			_ = l.dismiss() // it has done what it was for
+			if said := l.errs.String(); said != "" {
+				l.log.Debug("gVisor on the start of a sandbox", "said", said)
+			}
+		}()
+		return "", nil
+	}
 	if derr := l.dismiss(); err == nil && derr != nil {
-		err = because(ctx, derr) // it may have been killed after its answer
+		err = because(ctx, derr)
 	}
 	return l.errs.String(), err
 }
@@ -174,7 +192,7 @@ func (r *Runtime) launch(ctx context.Context, order launch.Order, link, out, fro
 		default:
 		}
 	}
-	l, err := newLauncher(r.program, order.Cover)
+	l, err := r.newLauncher(order.Cover)
 	if err != nil {
 		return "", err
 	}
@@ -184,7 +202,7 @@ func (r *Runtime) launch(ctx context.Context, order launch.Order, link, out, fro
 // await starts launchers for the next starts, as many as may wait.
 func (r *Runtime) await() {
 	for len(r.waiting) < cap(r.waiting) {
-		l, err := newLauncher(r.program, false)
+		l, err := r.newLauncher(false)
 		if err != nil {
 			r.log.Warn("start a launcher in advance", "err", err)
 			return

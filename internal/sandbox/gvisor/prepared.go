@@ -157,7 +157,7 @@ func (r *Runtime) prepare(ctx context.Context, s sandbox.Spec, like shape) (_ *p
 		return nil, err
 	}
 	defer out.Close()
-	if p.l, err = newLauncher(r.program, false); err != nil {
+	if p.l, err = r.newLauncher(false); err != nil {
 		return nil, err
 	}
 	stop := p.l.killAtEnd(ctx)
