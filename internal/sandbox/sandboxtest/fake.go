@@ -27,6 +27,9 @@ type Fake struct {
 	failSave error
 	usage    map[string]sandbox.Usage
 	examined []string
+	prepared int          // sandboxes that wait
+	shape    sandbox.Spec // of theirs
+	claimed  int          // starts that used one
 }
 
 type fakeSandbox struct {
@@ -47,6 +50,7 @@ type fakeState struct {
 var (
 	_ sandbox.Runtime  = (*Fake)(nil)
 	_ sandbox.Examiner = (*Fake)(nil)
+	_ sandbox.Preparer = (*Fake)(nil)
 )
 
 // fakeFile is the only file of a Fake's snapshot.
@@ -150,7 +154,26 @@ func (f *Fake) Start(ctx context.Context, s sandbox.Spec) error {
 		f.all = map[string]*fakeSandbox{}
 	}
 	f.all[s.ID] = &fakeSandbox{spec: s, state: state, ended: make(chan struct{})}
+	if f.prepared > 0 && s.From != "" && !state.FilesOnly && len(s.Mounts) == 0 && !s.Unhurried {
+		f.prepared, f.claimed = f.prepared-1, f.claimed+1
+	}
 	return nil
+}
+
+// Prepare implements [sandbox.Preparer].
+func (f *Fake) Prepare(_ context.Context, s sandbox.Spec, n int) (more bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.prepared, f.shape = min(f.prepared+1, n), s
+	return f.prepared < n, nil
+}
+
+// Prepared returns how many sandboxes wait, what they are like, and how many starts
+// have used one.
+func (f *Fake) Prepared() (n int, like sandbox.Spec, claimed int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.prepared, f.shape, f.claimed
 }
 
 func withoutSources(ms []sandbox.Mount) []sandbox.Mount {
