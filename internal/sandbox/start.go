@@ -130,13 +130,15 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 	if err != nil {
 		return fmt.Errorf("attach network: %w", err)
 	}
-	_, end = tracing.Begin(ctx, "keep link")
-	err = f.keepLink(ctx, s.ID)
-	end(err)
-	if err != nil {
-		link.Close()
-		return err
-	}
+	// Beside the start: if the server is killed before both are done, the sandbox has
+	// not been recorded as running, and the next server removes it.
+	kept := make(chan error, 1)
+	go func() {
+		_, end := tracing.Begin(ctx, "keep link")
+		err := f.keepLink(ctx, s.ID)
+		end(err)
+		kept <- err
+	}()
 	inner, end := tracing.Begin(ctx, "start runtime")
 	err = f.runtime.Start(inner, Spec{
 		ID: s.ID, Rootfs: base.Rootfs, Image: base.Image, Hostname: s.ID, Link: link, From: from.dir, Mounts: mounts,
@@ -146,7 +148,13 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 	})
 	end(err)
 	if err != nil {
-		return fmt.Errorf("start runtime: %w", err)
+		err = fmt.Errorf("start runtime: %w", err)
+	}
+	if kerr := <-kept; err == nil {
+		err = kerr
+	}
+	if err != nil {
+		return err
 	}
 	f.watch(l)      //nolint:contextcheck // the watch lives as long as the sandbox
 	channel := s.ID // a guest that boots has its own channel hash in its environment
