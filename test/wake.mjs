@@ -35,7 +35,7 @@ async function up(program, n) {
   const port = Number(process.env.WAKE_PORT ?? 3500) + 10 * n
   const server = spawn(program, ['up', '--data', dir, '--listen', `127.0.0.1:${port}`, '--smtp', `127.0.0.1:${port + 1}`, '--snapshots', '--pool-max', '0', '--pool-min', '0'], { stdio: ['ignore', out, out] })
   const ended = new Promise((r) => server.on('exit', r))
-  process.on('exit', () => server.kill('SIGKILL'))
+  process.on('exit', () => server.kill('SIGTERM')) // it freezes what runs, so nothing is left
   for (let i = 0; !readFileSync(log, 'utf8').includes('made snapshot of template'); i++) {
     if (i > 1200) throw new Error(readFileSync(log, 'utf8'))
     await sleep(100)
@@ -68,6 +68,8 @@ def watch():
         now=time.time(); gap=max(gap,now-last); last=now
 threading.Thread(target=watch,daemon=True).start()`
 
+// Without this a signal ends only this program.
+for (const s of ['SIGINT', 'SIGTERM']) process.on(s, () => process.exit(1))
 const servers = []
 for (const [n, p] of programs.entries()) servers.push(await up(p, n))
 const big = []
