@@ -119,6 +119,7 @@ func serve(ctx context.Context, log *slog.Logger, memory, processes int64) error
 	// Collect garbage instead of growing: the memory is the sandbox's.
 	debug.SetMemoryLimit(48 << 20)
 	debug.SetGCPercent(50)
+	guest.QuietChildren()
 	var state *os.File
 	if fd, err := number(guest.StateVariable); err != nil {
 		return err
@@ -134,6 +135,7 @@ func serve(ctx context.Context, log *slog.Logger, memory, processes int64) error
 		MaxProcesses:  processes,
 		RunDir:        "/run/e2b",
 		EnvFile:       "/run/postern/envs.json",
+		LauncherFile:  "/run/postern/launcher",
 		HostsFile:     "/etc/hosts",
 		HostnameFile:  "/etc/hostname",
 		MachineIDFile: "/etc/machine-id",

@@ -6,7 +6,10 @@ import (
 	"log/slog"
 	"mime/multipart"
 	"os"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -75,6 +78,35 @@ func BenchmarkRun(b *testing.B) {
 				if _, err := g.run(connect.NewRequest(&processpb.StartRequest{Process: &processpb.ProcessConfig{Cmd: args[0], Args: args[1:]}, Stdin: &no})); err != nil {
 					b.Fatal(err)
 				}
+			}
+		})
+	}
+}
+
+// BenchmarkLogin compares a client's command in a new shell with one in a held
+// shell, pair by pair, so that other load on the machine hits both.
+func BenchmarkLogin(b *testing.B) {
+	for _, text := range []string{"true", "/bin/true", "ls / >/dev/null", "echo " + strings.Repeat("x", 800)} {
+		b.Run(strings.Fields(text)[0], func(b *testing.B) {
+			g := newRig(b)
+			req := func() *connect.Request[processpb.StartRequest] { return g.login(text) }
+			var took [3][]time.Duration // new, start of the held one, held
+			for b.Loop() {
+				for way := range took {
+					g.s.shells.off = way == 0
+					begin := time.Now()
+					if way == 1 {
+						g.hold(req())
+					} else if _, err := g.run(req()); err != nil {
+						b.Fatal(err)
+					}
+					took[way] = append(took[way], time.Since(begin))
+				}
+			}
+			for way, name := range []string{"new", "hold", "held"} {
+				slices.Sort(took[way])
+				b.ReportMetric(took[way][0].Seconds()*1000, name+"-min-ms")
+				b.ReportMetric(took[way][len(took[way])/2].Seconds()*1000, name+"-p50-ms")
 			}
 		})
 	}

@@ -29,7 +29,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -74,6 +73,9 @@ type Config struct {
 	// State stores the host's settings across restarts of this program. Nil means
 	// that they are lost.
 	State *os.File
+	// LauncherFile receives the program that starts the shells of the next commands,
+	// see [Server.launch]. Empty means that no shell is started in advance.
+	LauncherFile string
 	// HostsFile is where the sandbox's host name gets an address. Without it each
 	// sudo asks DNS for the name. Empty means none.
 	HostsFile string
@@ -128,10 +130,7 @@ func New(log *slog.Logger, c Config) (*Server, error) {
 		log.Error("the host's settings are lost", "error", err)
 	}
 	s.table.init()
-	s.shells.log = s.log
-	if c.RunDir != "" {
-		s.shells.launcher = filepath.Join(c.RunDir, ".launch")
-	}
+	s.shells.log, s.shells.launcher = s.log, c.LauncherFile
 	s.watch.init()
 	return s, nil
 }

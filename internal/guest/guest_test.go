@@ -56,6 +56,7 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 	sum := sha256.Sum256([]byte(testToken))
 	c := Config{ChannelSHA256: hex.EncodeToString(sum[:]), DefaultUser: testUser, RunDir: filepath.Join(t.TempDir(), "run")}
 	c.EnvFile, c.HostsFile = filepath.Join(c.RunDir, "envs.json"), filepath.Join(t.TempDir(), "hosts")
+	c.LauncherFile = filepath.Join(c.RunDir, "launcher")
 	if err := os.WriteFile(c.HostsFile, []byte("127.0.0.1 localhost\n127.0.1.1 old\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}

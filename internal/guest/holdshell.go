@@ -49,7 +49,7 @@ const (
 	holdTimeout = 5 * time.Second
 	// joinTimeout is how long a command waits for a shell that is being started: it
 	// is ahead of one that would be started now.
-	joinTimeout = 50 * time.Millisecond
+	joinTimeout = 500 * time.Millisecond
 	// holdDelay is how long after the start of a command the next shell is started,
 	// so that it does not take time from a short command.
 	holdDelay = 3 * time.Millisecond
