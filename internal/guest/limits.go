@@ -51,7 +51,7 @@ func prepareServer(log *slog.Logger, most int64) {
 // short command. Only the program of the server may call it: [Init] needs the
 // signal. Children are waited for as before.
 func QuietChildren() {
-	const noChildStop = 1 // SA_NOCLDSTOP: also not when a held shell stops
+	const noChildStop = 1                                                          // SA_NOCLDSTOP: also not when a held shell stops
 	action := struct{ handler, flags, restorer, mask uintptr }{flags: noChildStop} // SIG_DFL
 	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGCHLD), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
 }
