@@ -90,12 +90,13 @@ type heldShell struct {
 	begun    time.Time
 	world    shellWorld // of begun
 
-	p      *process
-	ready  chan struct{} // closed when it is held or its start has failed
-	err    error         // of the start; valid after ready
-	orders chan string   // its command; closed to kill it
-	done   chan error    // one value after an order
-	child  *os.Process   // valid after done
+	p       *process
+	started chan struct{} // closed by keep when it is held or its start has failed
+	ready   chan struct{} // closed by the pool after started, when world is complete
+	err     error         // of the start; valid after started
+	orders  chan string   // its command; closed to kill it
+	done    chan error    // one value after an order
+	child   *os.Process   // valid after done
 }
 
 // A shellPool holds shells for the next commands.
@@ -312,7 +313,7 @@ func (l *shellPool) hold(k shellKind) {
 	}
 	h := &heldShell{
 		shellKind: k, kind: kind, image: l.image, launcher: l.launcher, begun: time.Now(),
-		ready: make(chan struct{}), orders: make(chan string, 1), done: make(chan error, 1),
+		started: make(chan struct{}), ready: make(chan struct{}), orders: make(chan string, 1), done: make(chan error, 1),
 	}
 	var ok bool
 	if h.world, ok = lookAt(k.dir, l.files); !ok {
@@ -353,7 +354,8 @@ func (l *shellPool) wantedLocked(kind string) bool {
 
 // watch notes when a shell cannot be held, and what it has mapped.
 func (l *shellPool) watch(h *heldShell) {
-	<-h.ready
+	<-h.started
+	defer close(h.ready)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h.err != nil {

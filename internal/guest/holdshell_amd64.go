@@ -391,7 +391,7 @@ func (h *heldShell) keep() {
 	defer runtime.UnlockOSThread()
 	t, err := h.start()
 	h.err = err
-	close(h.ready)
+	close(h.started)
 	if err != nil {
 		return
 	}

@@ -11,5 +11,5 @@ func launcherImage() []byte { return nil }
 
 func (h *heldShell) keep() {
 	h.err = errors.ErrUnsupported
-	close(h.ready)
+	close(h.started)
 }
