@@ -82,7 +82,7 @@ type membership struct {
 // somebody else and one that does not exist give the same error, so that nobody
 // can probe for addresses.
 func (r *Ring) Reach(ctx context.Context, who auth.Principal, name string) (b directory.Inbox, s seal.Scope, err error) {
-	err = r.db.View(ctx, func(tx *store.Tx) error {
+	err = r.db.Look(ctx, func(tx *store.Tx) error {
 		b, s, err = r.ReachIn(ctx, tx, who, name)
 		return err
 	})

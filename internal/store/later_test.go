@@ -89,3 +89,20 @@ func TestLater(t *testing.T) {
 		}
 	})
 }
+
+// TestLookDoesNotWrite: what has no turn changes nothing.
+func TestLookDoesNotWrite(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		for name, write := range map[string]func(tx *store.Tx) error{
+			"ExecContext": func(tx *store.Tx) error {
+				_, err := tx.ExecContext(t.Context(), `delete from project`)
+				return err
+			},
+			"Later": func(tx *store.Tx) error { return tx.Later(t.Context(), `delete from project`) },
+		} {
+			if err := db.Look(t.Context(), write); err == nil {
+				t.Errorf("%s wrote", name)
+			}
+		}
+	})
+}

@@ -82,7 +82,7 @@ func (db *DB) beginTurn(ctx context.Context, turn Turn) (*pgTx, error) {
 func (p *pgTx) raw(f func(c *pgx.Conn) error) error {
 	var err error
 	rerr := p.conn.Raw(func(dc any) error {
-		c := dc.(*stdlib.Conn).Conn() //nolint:forcetypeassert,errcheck // of our own connector
+		c := dc.(*stdlib.Conn).Conn() //nolint:forcetypeassert // of our own connector
 		if c.IsClosed() {
 			return driver.ErrBadConn
 		}
@@ -145,7 +145,7 @@ func (p *pgTx) rollback(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	err := p.conn.Raw(func(dc any) error {
-		c := dc.(*stdlib.Conn).Conn() //nolint:forcetypeassert,errcheck // of our own connector
+		c := dc.(*stdlib.Conn).Conn() //nolint:forcetypeassert // of our own connector
 		if c.IsClosed() || c.PgConn().TxStatus() == 'I' {
 			return nil
 		}

@@ -77,6 +77,13 @@ type conn interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
+// readOnly refuses statements that have no result: [DB.Look] has no turn.
+type readOnly struct{ *sql.DB }
+
+func (readOnly) ExecContext(context.Context, string, ...any) (sql.Result, error) {
+	return nil, errors.New("a statement that writes outside of a transaction")
+}
+
 // ExecContext is that of [sql.Tx].
 func (tx *Tx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
 	if err := tx.flush(ctx); err != nil {
@@ -317,6 +324,13 @@ func (db *DB) UpdateIn(ctx context.Context, turn Turn, fn func(tx *Tx) error) er
 // returns [ErrNotFound] if none matches.
 func (db *DB) Peek(ctx context.Context, query string, args []any, dest ...any) error {
 	return NotFound(db.read.QueryRowContext(ctx, query, args...).Scan(dest...))
+}
+
+// Look runs fn, which only reads, outside of a transaction: each statement sees what is
+// committed by then. It is cheaper than [DB.View] for what is looked at again before
+// anything follows from it.
+func (db *DB) Look(_ context.Context, fn func(tx *Tx) error) error {
+	return fn(&Tx{conn: readOnly{db.read}, seals: db.seals, turn: Turn{task: "view"}, postgres: db.postgres})
 }
 
 // View runs fn in a read-only transaction that sees one snapshot of the database.
