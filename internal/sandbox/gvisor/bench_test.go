@@ -131,3 +131,58 @@ func (m measures) report(b *testing.B, base string) {
 	}
 	_, _ = os.Stdout.WriteString(out) // a benchmark's own log is cut after ten lines
 }
+
+// BenchmarkRoot compares a root file system that is an image with one that a gofer
+// serves, in turns: time and processor time of the sandbox's processes until its
+// guest answers, and what its sentry and gofer hold.
+func BenchmarkRoot(b *testing.B) {
+	r := newRuntime(b, b.TempDir())
+	image, err := rootImage()
+	if err != nil {
+		b.Fatal(err)
+	}
+	m, memory := measures{}, map[string]int64{}
+	roots := []struct {
+		name  string
+		image sandbox.Image
+		from  string
+	}{{"image", image, ""}, {"directory", sandbox.Image{}, ""}}
+	for i := range roots {
+		s, _ := start(b, r, func(s *sandbox.Spec) { s.Image = roots[i].image })
+		roots[i].from = filepath.Join(b.TempDir(), "snapshot")
+		if err := r.Save(b.Context(), s.ID, roots[i].from, sandbox.SaveOptions{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		for _, root := range roots {
+			for _, from := range []string{"", root.from} {
+				name := root.name + map[bool]string{true: "-cold", false: "-restore"}[from == ""]
+				h, link := newLink(b)
+				s := specWith(b, link)
+				s.Image, s.From = root.image, from
+				begin := time.Now()
+				if err := r.Start(b.Context(), s); err != nil {
+					b.Fatal(err)
+				}
+				h.ping(b)
+				m.add(name+"-answer", begin)
+				u, err := r.Usage(b.Context(), s.ID)
+				if err != nil {
+					b.Fatal(err)
+				}
+				m[name+"-cpu"] = append(m[name+"-cpu"], u.CPU)
+				memory[name] += u.Memory
+				begin = time.Now()
+				if err := r.Stop(context.Background(), s.ID); err != nil {
+					b.Fatal(err)
+				}
+				m.add(name+"-stop", begin)
+			}
+		}
+	}
+	m.report(b, "directory-cold")
+	for _, name := range slices.Sorted(maps.Keys(memory)) {
+		b.ReportMetric(float64(memory[name])/float64(len(m[name+"-cpu"]))/(1<<20), name+"-MiB")
+	}
+}
