@@ -21,10 +21,6 @@
 // in mount namespaces of its own. The directory is created first and removed last, so
 // List always finds what a crash leaves. Stop removes it and looks only at the
 // cgroup: process IDs that were written down could mean other processes by then.
-// sandbox with mounts needs is mounted in namespaces of its own. The
-// directory is made first and removed last, so what a crash leaves is always
-// found by List and removed by Stop, which goes by the cgroup alone and trusts
-// no number that was written down.
 //
 // A snapshot is a directory that Save made: snapshot.json, which this program
 // wrote, and files that the sentry wrote through descriptors that it was given, and
