@@ -85,6 +85,11 @@ func TestPreparedSandboxIsClaimed(t *testing.T) {
 	if ids, err := r.List(t.Context()); err != nil || len(ids) != 0 {
 		t.Errorf("list: got %v, %v, want that nobody sees what was prepared", ids, err)
 	}
+	for _, w := range waiting {
+		if b, err := os.ReadFile(filepath.Join(r.dir(w), logFile)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("output of what waits: got %q, %v, want that nothing has run", b, err)
+		}
+	}
 	h, link := newLink(t)
 	s := specWith(t, link)
 	s.From, s.Hostname = dir, "claimer"
@@ -363,5 +368,48 @@ func TestClaimOfAnotherSandboxIsRefused(t *testing.T) {
 		if got := r.name(id); got != id {
 			t.Errorf("%s: got %s", at, got)
 		}
+	}
+}
+
+// TestHostileSnapshotInAPreparedSandbox: one that cannot be restored fails the start,
+// runs nothing and leaves nothing; the next claim is not the same sandbox.
+func TestHostileSnapshotInAPreparedSandbox(t *testing.T) {
+	needRoot(t)
+	r := newRuntime(t, t.TempDir())
+	good := snapshotOf(t, r)
+	bad := filepath.Join(t.TempDir(), "bad")
+	if err := os.CopyFS(bad, os.DirFS(good)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range snapshotFiles(kindMemory)[:2] { // the kernel's state and the list of pages
+		if err := os.WriteFile(filepath.Join(bad, name), []byte(strings.Repeat("hostile", 1000)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waiting := prepare(t, r, 2)
+	_, link := newLink(t)
+	s := specWith(t, link)
+	s.From = bad
+	if err := r.Start(t.Context(), s); err == nil || strings.Contains(err.Error(), "not started within") {
+		t.Errorf("got %v, want at once that it cannot be restored", err)
+	}
+	if got := waitingIn(r); !slices.Equal(got, waiting[1:]) {
+		t.Errorf("waiting: got %v, want %v", got, waiting[1:])
+	}
+	h, link := newLink(t)
+	s = specWith(t, link)
+	s.From = good
+	if err := r.Start(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	h.ping(t)
+	if got := r.name(s.ID); got != waiting[1] {
+		t.Errorf("name: got %s, want %s", got, waiting[1])
+	}
+	if err := r.Stop(t.Context(), s.ID); err != nil {
+		t.Fatal(err)
+	}
+	if f := footprintOf(t, r); !f.none() {
+		t.Errorf("left: %v", f)
 	}
 }
