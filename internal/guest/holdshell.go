@@ -50,9 +50,12 @@ const (
 	// joinTimeout is how long a command waits for a shell that is being started: it
 	// is ahead of one that would be started now.
 	joinTimeout = 500 * time.Millisecond
-	// holdDelay is how long after the start of a command the next shell is started,
-	// so that it does not take time from a short command.
-	holdDelay = 3 * time.Millisecond
+	// holdDelay is how long after the start of a command the next shell is started if
+	// the command has not ended before. It must not take time from a short command.
+	holdDelay = 20 * time.Millisecond
+	// burstGap is the time between two commands below which a second shell is held,
+	// if there was none for the latter.
+	burstGap = 50 * time.Millisecond
 	// spareFor is how long more shells than one are held after the last command.
 	spareFor = 20 * time.Second
 	// fewProcesses is the limit of processes below which no shell is held.
@@ -251,7 +254,9 @@ func (l *shellPool) pop(kind string) *heldShell {
 	if l.off {
 		return nil
 	}
-	l.last = time.Now()
+	now := time.Now()
+	quick := now.Sub(l.last) < burstGap
+	l.last = now
 	const remembered = 8
 	if l.kinds = append(l.kinds, kind); len(l.kinds) > remembered {
 		l.kinds = slices.Delete(l.kinds, 0, len(l.kinds)-remembered)
@@ -262,7 +267,7 @@ func (l *shellPool) pop(kind string) *heldShell {
 			return h
 		}
 	}
-	l.burst = true
+	l.burst = l.burst || quick
 	return nil
 }
 

@@ -83,14 +83,16 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 		return nil, nil, startError(unix.EAGAIN, most)
 	}
 	kind, text, holdable := kindOf(st)
+	next := func() {} // starts the shell of the next command
 	if holdable {
+		next = func() { s.holdShell(kind) }
+		// The timer is for commands that run longer. It starts nothing after a shell
+		// has been started at the end of this one.
+		defer time.AfterFunc(holdDelay, next)
 		if h := s.takeShell(&kind); h != nil && h.run(text) == nil {
 			h.p.config, h.p.tag = st.config, st.tag
-			sub := s.follow(h.p, h.child, st)
-			time.AfterFunc(holdDelay, func() { s.holdShell(kind) })
-			return h.p, sub, nil
+			return h.p, s.follow(h.p, h.child, st, next), nil
 		}
-		time.AfterFunc(holdDelay, func() { s.holdShell(kind) })
 	}
 	path := st.config.GetCmd()
 	if !strings.Contains(path, "/") {
@@ -131,12 +133,12 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 		return nil, nil, startError(err, s.conf.MaxProcesses)
 	}
 	p.pid = child.Pid
-	return p, s.follow(p, child, st), nil
+	return p, s.follow(p, child, st, next), nil
 }
 
-// follow attaches the first subscriber to a process that has been started, and
-// waits for its end.
-func (s *Server) follow(p *process, child *os.Process, st start) *subscriber {
+// follow attaches the first subscriber to a process that has been started, waits for
+// its end and then calls next.
+func (s *Server) follow(p *process, child *os.Process, st start, next func()) *subscriber {
 	sub := p.subscribe()
 	if !st.deadline.IsZero() {
 		p.expire(time.Until(st.deadline))
@@ -148,6 +150,7 @@ func (s *Server) follow(p *process, child *os.Process, st start) *subscriber {
 		p.wait(child)
 		s.table.ended(p)
 		s.logEnd(p, time.Since(begin))
+		next()
 	}()
 	return sub
 }
