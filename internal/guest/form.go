@@ -253,6 +253,7 @@ func (f *form) search(from int) (at int, found bool) {
 				return from, true
 			case unknown:
 				return from, false
+			case no:
 			}
 		case len(rest) < len(dash) && bytes.HasPrefix(dash, rest) && f.err == nil:
 			return from, false
@@ -270,8 +271,9 @@ func (f *form) search(from int) (at int, found bool) {
 			return from, true
 		case unknown:
 			return from, false
+		case no:
+			from += len(delim)
 		}
-		from += len(delim)
 	}
 	// The boundary may have begun.
 	for tail := max(from, f.to-len(delim)+1); ; tail++ {
