@@ -133,7 +133,7 @@ func (l *launcher) finish(ctx context.Context, stop func() bool, err error) (sai
 		go func() {
 			_ = l.dismiss() // it has done what it was for
 			if said := l.errs.String(); said != "" {
-				l.log.Debug("gVisor on the start of a sandbox", "said", said)
+				l.log.DebugContext(ctx, "gVisor on the start of a sandbox", "said", said)
 			}
 		}()
 		return "", nil

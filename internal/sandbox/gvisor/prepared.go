@@ -120,7 +120,7 @@ func (r *Runtime) Prepare(ctx context.Context, s sandbox.Spec, n int) (more bool
 	r.prepared = append(r.prepared, p)
 	more = len(r.prepared) < n
 	r.mu.Unlock()
-	go r.watchPrepared(p) //nolint:contextcheck // it lives as long as p waits
+	go r.watchPrepared(p) //nolint:gosec,contextcheck // it lives as long as p waits
 	return more, nil
 }
 

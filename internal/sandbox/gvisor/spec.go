@@ -52,7 +52,6 @@ var idPattern = regexp.MustCompile(`^i[a-z0-9]{20}$`)
 
 // check refuses a specification that must not become paths, cgroups and flags.
 func check(s sandbox.Spec) error {
-	const most = 1 << 30
 	bad := func(format string, a ...any) error {
 		return fmt.Errorf("%w: %s", sandbox.ErrInvalid, fmt.Sprintf(format, a...))
 	}

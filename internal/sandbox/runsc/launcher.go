@@ -199,9 +199,7 @@ func serveLaunch(s *os.File) (r launch.Reply) {
 	}
 	done("create sandbox")
 	if order.Prepare {
-		if order, files, err = awaitClaim(s, order, launch.Reply{Sentry: c.Sandbox.Getpid(), Gofer: c.GoferPid.Load(), Phases: phases}); err != nil {
-			return fail("wait for a claim", err)
-		}
+		order, files = awaitClaim(s, order, launch.Reply{Sentry: c.Sandbox.Getpid(), Gofer: c.GoferPid.Load(), Phases: phases})
 		phases, last = nil, time.Now()
 		naming.name, link = order.Hostname, files[0]
 		from = fmt.Sprintf("/proc/self/fd/%d", files[1].Fd())

@@ -18,7 +18,7 @@ import (
 // awaitClaim is the launcher's wait, in which the sandbox is complete and nothing runs
 // in it. It returns the second order and its files. If there will be none, or a part of
 // the sandbox has ended, it ends the sandbox and this process.
-func awaitClaim(s *os.File, made launch.Order, reply launch.Reply) (launch.Order, []*os.File, error) {
+func awaitClaim(s *os.File, made launch.Order, reply launch.Reply) (launch.Order, []*os.File) {
 	giveUp := func(err error) {
 		killOthers(made.Cgroups)
 		fmt.Fprintln(os.NewFile(2, "stderr"), err) // the server may be gone
@@ -66,7 +66,7 @@ func awaitClaim(s *os.File, made launch.Order, reply launch.Reply) (launch.Order
 	for _, p := range watch[1:] {
 		unix.Close(int(p.Fd))
 	}
-	return order, files, nil
+	return order, files
 }
 
 // killOthers kills all processes of a sandbox but this one, which is in its cgroup. It
