@@ -427,5 +427,6 @@ func each(t *testing.T, fn func(t *testing.T, db [2]*store.DB)) {
 			db[i] = storetest.Open(t, source)
 		}
 		fn(t, db)
+		storetest.NoDeadlocks(t, db[0])
 	})
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/emersion/go-smtp"
 
+	"postern/internal/store"
 	"postern/internal/storetest"
 )
 
@@ -100,6 +101,12 @@ func TestCrashTwoServers(t *testing.T) {
 	t.Parallel()
 	url := database(t)
 	crash(t, 16, func(flags []string) []func() *server { return pair(t, url, flags...) }, "--database", url)
+	db, err := store.OpenReadOnly(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	storetest.NoDeadlocks(t, db)
 }
 
 // database returns the URL of an empty PostgreSQL database.
