@@ -157,7 +157,7 @@ func (f *Fleet) watch(l *liveSandbox) {
 func (f *Fleet) takeDown(ctx context.Context, l *liveSandbox) error {
 	f.mu.Lock()
 	up, run := l.up, l.run
-	l.ready, l.run, l.dead, l.spent = false, nil, false, false
+	l.ready, l.run, l.dead, l.spent = false, nil, false, nil
 	f.mu.Unlock()
 	if !up {
 		return nil

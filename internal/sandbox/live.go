@@ -22,7 +22,7 @@ type liveSandbox struct {
 	// Written by the holder of the claim, under Fleet.mu.
 	up      bool               // the machine's part exists, at least partly
 	mounted bool               // it has volumes
-	spent   bool               // what is up has been saved and ended: release takes it down
+	spent   func()             // takes down what is up and has been saved, see release; nil if it has not
 	ready   bool               // the guest has been initialised, so others may dial
 	since   time.Time          // when it was started
 	traffic Traffic            // how its ports may be reached
@@ -104,10 +104,10 @@ func (f *Fleet) claimFor(ctx context.Context, who auth.Principal, id string) (co
 func (f *Fleet) release(l *liveSandbox) {
 	f.mu.Lock()
 	l.cancel()
-	if l.spent {
+	if end := l.spent; end != nil {
 		f.mu.Unlock()
 		f.workers.Go(func() {
-			_ = f.takeDown(context.WithoutCancel(f.background), l) // it has logged the error, and what is left is still listed
+			end()
 			f.release(l)
 		})
 		return

@@ -60,12 +60,13 @@ func (f *Fleet) pause(ctx context.Context, l *liveSandbox, who auth.Principal, s
 		return errors.Join(err, rerr)
 	}
 	// It is on disk and does not run again. The rest of its end follows with release.
+	ctx = context.WithoutCancel(ctx)
 	f.mu.Lock()
-	l.spent = true
+	l.spent = func() { _ = f.takeDown(ctx, l) } // it logs the error, and what is left is still listed
 	f.mu.Unlock()
 	f.network.Detach(l.id)
 	s.PausedAt = time.Now()
-	return f.rows.record(context.WithoutCancel(ctx), who, &s, change{from: []State{Pausing}, to: Paused, verb: audit.SandboxPaused, event: event.Paused})
+	return f.rows.record(ctx, who, &s, change{from: []State{Pausing}, to: Paused, verb: audit.SandboxPaused, event: event.Paused})
 }
 
 // savedFiles is written beside a snapshot of files: what the guest must be told
