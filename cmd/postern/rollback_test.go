@@ -59,6 +59,7 @@ func starting(t *testing.T, dir string, accept bool, x *once) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
+	d.sequencer = audit.NewSequencer(d.log, d.db)
 	d.gate = oversight.NewGate(d.log, d.db, oversighttest.Rules{})
 	d.gate.Handle("test", x)
 	return d
