@@ -15,9 +15,11 @@ import (
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/state/statefile"
+	gvisorerofs "gvisor.dev/gvisor/pkg/sentry/fsimpl/erofs"
 	"gvisor.dev/gvisor/runsc/boot"
 
 	"postern/internal/sandbox"
+	"postern/internal/sandbox/launch"
 	"postern/internal/sandbox/sandboxtest"
 )
 
@@ -35,6 +37,7 @@ func TestNamesAreGVisors(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
 		{callPause, boot.ContMgrPause}, {callResume, boot.ContMgrResume}, {callSave, boot.ContMgrCheckpoint},
 		{callSaveFiles, boot.ContMgrFSSave}, {callStacks, boot.DebugStacks}, {callWait, boot.ContMgrWait},
+		{launch.AnnotationRootfs, boot.RootfsPrefix}, {launch.Erofs, gvisorerofs.Name},
 	} {
 		if c.got != c.want {
 			t.Errorf("got %q, want %q", c.got, c.want)
