@@ -139,12 +139,13 @@ generate:
 check-generated: generate
 	git diff --exit-code -- internal proto
 
-# DENSITY is how many sandboxes are alive at once; each takes about 50 MiB.
+# DENSITY is how many sandboxes are alive at once; each takes about 31 MiB.
 DENSITY ?= 50
 bench: template
 	go test -run '^$$' -bench . -benchmem ./internal/oversight ./internal/mailbox ./internal/egress ./internal/guest/...
 	go test -run '^$$' -bench Inbound -benchtime 2000x ./test/e2e
-	test/with-postgres go test -run '^$$' -bench Gate -benchtime 800x ./test/e2e
+	test/with-postgres go test -run '^$$' -bench 'Gate$$' -benchtime 800x ./test/e2e
+	test/with-postgres go test -run '^$$' -bench GateMixed -benchtime 5000x ./test/e2e
 	go test -run '^$$' -bench IdleInbox -benchtime 2000x ./test/e2e
 	CGO_ENABLED=0 go build -trimpath -o bin/runsc gvisor.dev/gvisor/runsc
 	node test/bench.mjs bin/postern 20 $(DENSITY) bin/runsc

@@ -317,8 +317,16 @@ await serve(['--pool-min', '2'], async () => {
     pause.push(await time(() => s.pause()))
     resume.push(await time(() => s.connect()))
   }
+  const later = []
+  for (let i = 0; i < 7; i++) {
+    await s.runCode('dirty[0] ^= 1')
+    await s.pause()
+    await sleep(1500) // the processes of before have ended
+    later.push(await time(() => s.connect()))
+  }
   report('pause, 256 MiB dirty', pause)
-  report('resume, 256 MiB dirty', resume)
+  report('resume, 256 MiB dirty, at once', resume)
+  report('resume, 256 MiB dirty, later', later)
   await s.kill()
   await forks()
 

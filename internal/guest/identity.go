@@ -36,7 +36,6 @@ import (
 //     so sleeping programs wake; see [process.expire] for deadlines.
 //   - running processes: they continue, as in E2B, with their memory, environment and
 //     random state. That is the purpose of a memory snapshot.
-//     and random state that they had. That is what a snapshot of memory is.
 
 // identify writes the sandbox's new identity to its files. Was is its previous ID.
 func (s *Server) identify(ctx context.Context, was string, next settings, hostname string, restored bool) error {
