@@ -458,6 +458,10 @@ func (g *cgroups) remove(ctx context.Context, id string) error {
 				return fmt.Errorf("remove cgroup: %w", err)
 			case <-time.After(wait):
 			}
+			// A launcher may have entered after the kill.
+			if err := g.kill(ctx, id); err != nil {
+				return err
+			}
 		}
 	}
 	g.tidy()
