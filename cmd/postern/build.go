@@ -136,7 +136,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 			return err
 		}
 	}
-	d.runtime, err = gvisor.New(d.log, gvisor.Config{StateDir: filepath.Join(d.conf.Data, "sandboxes"), Program: program, IDs: users, Output: d.logbook.Writer, Launchers: 2})
+	d.runtime, err = gvisor.New(d.log, gvisor.Config{StateDir: filepath.Join(d.conf.Data, "sandboxes"), Program: program, IDs: users, Output: d.logbook.Writer, Launchers: 2}) //nolint:contextcheck // what it removes of an earlier process has a time limit of its own
 	if err != nil {
 		return err
 	}

@@ -130,7 +130,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if s.rootfs, err = filepath.Abs(s.rootfs); err != nil {
 		return err
 	}
-	b, err := newBench(s, out)
+	b, err := newBench(s, out) //nolint:contextcheck // as in postern up
 	if err != nil {
 		return err
 	}

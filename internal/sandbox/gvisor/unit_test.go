@@ -35,9 +35,14 @@ func mustJSON(v any) []byte {
 // come from.
 func TestNamesAreGVisors(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
-		{callPause, boot.ContMgrPause}, {callResume, boot.ContMgrResume}, {callSave, boot.ContMgrCheckpoint},
-		{callSaveFiles, boot.ContMgrFSSave}, {callStacks, boot.DebugStacks}, {callWait, boot.ContMgrWait},
-		{launch.AnnotationRootfs, boot.RootfsPrefix}, {launch.Erofs, gvisorerofs.Name},
+		{callPause, boot.ContMgrPause},
+		{callResume, boot.ContMgrResume},
+		{callSave, boot.ContMgrCheckpoint},
+		{callSaveFiles, boot.ContMgrFSSave},
+		{callStacks, boot.DebugStacks},
+		{callWait, boot.ContMgrWait},
+		{launch.AnnotationRootfs, boot.RootfsPrefix},
+		{launch.Erofs, gvisorerofs.Name},
 	} {
 		if c.got != c.want {
 			t.Errorf("got %q, want %q", c.got, c.want)
