@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"postern/internal/scrub"
 	"postern/internal/store"
 )
 
@@ -33,7 +34,11 @@ func (s Secret) Digest() []byte { return s.hash() }
 
 func (s Secret) hash() []byte {
 	// A key has 130 random bits or more, so it needs no salt and no slow hash.
-	h := sha256.Sum256([]byte(s))
+	b := []byte(s)
+	h := sha256.Sum256(b)
+	// Short copies are on the stack, see scrub.Stack.
+	clear(b)
+	scrub.Stack()
 	return h[:]
 }
 
