@@ -105,68 +105,84 @@ func (s soft) bytes(p *[]byte) sql.Scanner {
 	})
 }
 
-// request returns the action's request as JSON, as it is stored.
-func (a *Action) request() (string, error) {
-	b, err := json.Marshal(a.Request)
-	if err != nil {
-		return "", fmt.Errorf("write request: %w", err)
-	}
-	return string(b), nil
-}
-
 // An assignment is the value of one column.
 type assignment struct {
 	column string
 	value  any
 }
 
-// insert stores a new action with its seal.
-func insert(ctx context.Context, tx *store.Tx, a Action) error {
-	request, err := a.request()
-	if err != nil {
-		return err
+// split returns the columns and the values of a row.
+func split(row []assignment) (columns []string, args []any) {
+	for _, v := range row {
+		columns, args = append(columns, v.column), append(args, v.value)
 	}
-	row := []assignment{
-		{"id", a.ID},
-		{"project_id", a.Project},
-		{"kind", string(a.Kind)},
-		{"proposer", a.Proposer},
-		{"inbox_id", a.Inbox},
-		{"via", a.Via},
-		{"payload", a.Payload},
-		{"digest", a.Digest},
+	return columns, args
+}
+
+// changing returns the columns of an action that an event may change.
+func (a *Action) changing() ([]assignment, error) {
+	request, err := json.Marshal(a.Request)
+	if err != nil {
+		return nil, fmt.Errorf("write request: %w", err)
+	}
+	return []assignment{
 		{"state", string(a.State)},
 		{"version", a.Version},
+		{"proposer", a.Proposer},
+		{"author", a.Author},
+		{"via", a.Via},
 		{"rule", a.Rule},
 		{"verdict", a.Verdict},
-		{"created_at", store.Time(a.Created)},
-		{"decider", ""},
-		{"decided_at", 0},
-		{"reason", ""},
-		{"attempts", 0},
-		{"not_before", store.Time(a.Due)},
-		{"result", ""},
+		{"decider", a.Decider},
+		{"decided_at", store.Time(a.Decided)},
+		{"reason", a.Reason},
+		{"attempts", a.Attempts},
+		{"result", a.Result},
 		{"send_at", store.Time(a.SendAt)},
 		{"ask_at", store.Time(a.AskAt)},
 		{"undo", a.Undo.Microseconds()},
+		{"not_before", store.Time(a.Due)},
 		{"note", a.Note},
 		{"settled_at", store.Time(a.Settled)},
-		{"request", request},
+		{"request", string(request)},
 		{"context", a.Context},
 		{"approvers", a.Approvers},
 		{"who", strings.Join(a.Who, ",")},
 		{"step_up", store.Flag(a.StepUp)},
 		{"expires_at", store.Time(a.Expires)},
+		{"stopped", a.Stopped},
 		{"written_at", store.Time(a.Written)},
+		{"lease", store.Time(a.lease)},
+		{"waits", store.Flag(a.waits)},
+		{"parts", a.parts},
+		{"result_by", a.ResultBy},
+		{"lapsed", store.Flag(a.lapsed)},
+	}, nil
+}
+
+// insert stores a new action with its seal.
+func insert(ctx context.Context, tx *store.Tx, a Action) error {
+	row, err := a.changing()
+	if err != nil {
+		return err
 	}
+	row = append(row,
+		assignment{"id", a.ID},
+		assignment{"project_id", a.Project},
+		assignment{"kind", string(a.Kind)},
+		assignment{"inbox_id", a.Inbox},
+		assignment{"payload", a.Payload},
+		assignment{"digest", a.Digest},
+		assignment{"created_at", store.Time(a.Created)},
+	)
 	mac, err := tx.SealOf(sealedActions(), overlay(nil, row))
 	if err != nil {
 		return fmt.Errorf("seal action %s: %w", a.ID, err)
 	}
-	var columns, places []string
-	var args []any
-	for i, v := range append(row, assignment{"seal", mac}) {
-		columns, places, args = append(columns, v.column), append(places, "$"+strconv.Itoa(i+1)), append(args, v.value)
+	columns, args := split(append(row, assignment{"seal", mac}))
+	places := make([]string, len(columns))
+	for i := range places {
+		places[i] = "$" + strconv.Itoa(i+1)
 	}
 	err = tx.Later(ctx, `insert into action (`+strings.Join(columns, ", ")+`) values (`+strings.Join(places, ", ")+`)`, args...)
 	if err != nil {
@@ -187,57 +203,30 @@ func overlay(row map[string]any, set []assignment) map[string]any {
 	return out
 }
 
+// assign returns the "set" of an update, with its arguments.
+func assign(set []assignment) (string, []any) {
+	columns, args := split(set)
+	for i, c := range columns {
+		columns[i] = c + " = $" + strconv.Itoa(i+1)
+	}
+	return strings.Join(columns, ", "), args
+}
+
 // save stores a, which an event has made of before, without its payload, and with its
 // seal. Row has the values of before's row, whose seal held. It returns [ErrStale] if
 // the row is not at before's version any more.
 func save(ctx context.Context, tx *store.Tx, before, a Action, row map[string]any) error {
-	request, err := a.request()
+	set, err := a.changing()
 	if err != nil {
 		return err
-	}
-	set := []assignment{
-		{"state", string(a.State)},
-		{"version", a.Version},
-		{"proposer", a.Proposer},
-		{"author", a.Author},
-		{"via", a.Via},
-		{"rule", a.Rule},
-		{"verdict", a.Verdict},
-		{"decider", a.Decider},
-		{"decided_at", store.Time(a.Decided)},
-		{"reason", a.Reason},
-		{"attempts", a.Attempts},
-		{"result", a.Result},
-		{"send_at", store.Time(a.SendAt)},
-		{"ask_at", store.Time(a.AskAt)},
-		{"undo", a.Undo.Microseconds()},
-		{"not_before", store.Time(a.Due)},
-		{"note", a.Note},
-		{"settled_at", store.Time(a.Settled)},
-		{"request", request},
-		{"context", a.Context},
-		{"approvers", a.Approvers},
-		{"who", strings.Join(a.Who, ",")},
-		{"step_up", store.Flag(a.StepUp)},
-		{"expires_at", store.Time(a.Expires)},
-		{"stopped", a.Stopped},
-		{"written_at", store.Time(a.Written)},
-		{"lease", store.Time(a.lease)},
-		{"waits", store.Flag(a.waits)},
-		{"parts", a.parts},
-		{"result_by", a.ResultBy},
-		{"lapsed", store.Flag(a.lapsed)},
 	}
 	mac, err := tx.SealOf(sealedActions(), overlay(row, set))
 	if err != nil {
 		return fmt.Errorf("seal action %s: %w", a.ID, err)
 	}
-	sets, args := []string{}, []any{}
-	for i, v := range append(set, assignment{"seal", mac}) {
-		sets, args = append(sets, v.column+" = $"+strconv.Itoa(i+1)), append(args, v.value)
-	}
+	sets, args := assign(append(set, assignment{"seal", mac}))
 	n := len(args)
-	ok, err := tx.Changed(ctx, fmt.Sprintf(`update action set %s where id = $%d and version = $%d and state = $%d and stopped = $%d`, strings.Join(sets, ", "), n+1, n+2, n+3, n+4),
+	ok, err := tx.Changed(ctx, fmt.Sprintf(`update action set %s where id = $%d and version = $%d and state = $%d and stopped = $%d`, sets, n+1, n+2, n+3, n+4),
 		append(args, before.ID, before.Version, before.State, before.Stopped)...)
 	if err != nil {
 		return fmt.Errorf("move action %s to %s: %w", a.ID, a.State, err)
@@ -251,21 +240,19 @@ func save(ctx context.Context, tx *store.Tx, before, a Action, row map[string]an
 // restore overwrites the whole row of an action that cannot be trusted, whatever it
 // says by now.
 func restore(ctx context.Context, tx *store.Tx, a Action) error {
-	request, err := a.request()
+	set, err := a.changing()
 	if err != nil {
 		return err
 	}
-	_, err = tx.ExecContext(ctx, `update action set state = $1, version = $2, proposer = $3, author = $4, via = $5, rule = $6, verdict = $7,
-			decider = $8, decided_at = $9, reason = $10, attempts = $11, result = $12, send_at = $13, ask_at = $14, undo = $15, not_before = $16, note = $17,
-			settled_at = $18, request = $19, context = $20, approvers = $21, who = $22, step_up = $23, expires_at = $24, stopped = $25, written_at = $26,
-			lease = $27, waits = $28, kind = $29, inbox_id = $30, digest = $31, payload = $32, created_at = $33, dropped_at = $34, parts = $35,
-			result_by = $36, lapsed = $37
-		where id = $38`,
-		a.State, a.Version, a.Proposer, a.Author, a.Via, a.Rule, a.Verdict,
-		a.Decider, store.Time(a.Decided), a.Reason, a.Attempts, a.Result, store.Time(a.SendAt), store.Time(a.AskAt), a.Undo.Microseconds(), store.Time(a.Due), a.Note,
-		store.Time(a.Settled), request, a.Context, a.Approvers, strings.Join(a.Who, ","), store.Flag(a.StepUp), store.Time(a.Expires), a.Stopped, store.Time(a.Written),
-		store.Time(a.lease), store.Flag(a.waits), a.Kind, a.Inbox, bytesOf(a.Digest), bytesOf(a.Payload), store.Time(a.Created), store.Time(a.Dropped), a.parts, a.ResultBy, store.Flag(a.lapsed), a.ID)
-	if err != nil {
+	sets, args := assign(append(set,
+		assignment{"kind", string(a.Kind)},
+		assignment{"inbox_id", a.Inbox},
+		assignment{"digest", bytesOf(a.Digest)},
+		assignment{"payload", bytesOf(a.Payload)},
+		assignment{"created_at", store.Time(a.Created)},
+		assignment{"dropped_at", store.Time(a.Dropped)},
+	))
+	if _, err := tx.ExecContext(ctx, fmt.Sprintf(`update action set %s where id = $%d`, sets, len(args)+1), append(args, a.ID)...); err != nil {
 		return fmt.Errorf("restore action %s: %w", a.ID, err)
 	}
 	return nil
