@@ -20,8 +20,8 @@ import (
 // sideways or back up. To add a package, find its layer here first.
 var layers = [][]string{
 	{"extract"}, // text out of any bytes
-	{"policy", "erofs", "mail", "mailquery", "scan", "leak", "statement", "guest", "sandbox/launch", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing", "tracing"}, // pure rules, formats, and the database
-	{"inject", "mailservice"}, // what is done to outgoing requests; pure
+	{"policy", "erofs", "mail", "mailquery", "scan", "leak", "statement", "guest", "sandbox/launch", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing", "tracing", "registry"}, // pure rules, formats, and the database
+	{"rootfs", "inject", "mailservice"}, // what is done to outgoing requests; pure
 	{"auth", "message", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
 	{"signing", "people", "oversight/oversighttest"},
@@ -34,6 +34,7 @@ var layers = [][]string{
 	{"request"}, // requests of sandboxes as actions
 	{"inspect"}, // the requests inside connections
 	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
+	{"build"}, // templates of projects
 	{"e2bapi", "mailapi", "mcpserver", "bridge", "console", "notary"}, // the doors
 }
 
