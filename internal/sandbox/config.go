@@ -107,6 +107,21 @@ type Base struct {
 	Key string
 	// Probes must succeed before a snapshot of a booted sandbox is worth taking.
 	Probes []Probe
+
+	CPUs     float64 // cores; 0 means the server's default
+	MemoryMB int64   // mebibytes; 0 means the server's default
+	DiskMB   int64   // mebibytes that a sandbox may write; 0 means the server's default
+
+	Env  map[string]string // of commands, below what the creator asks for
+	User string            // runs commands of requests without a user; empty means "user"
+	Dir  string            // where commands of requests without a directory start, absolute; empty means the user's home
+
+	// StartCmd is a shell command that User runs in the background when a sandbox boots.
+	// Empty means none. A sandbox that is restored from memory has it running already.
+	StartCmd string
+	// ReadyCmd is a shell command that succeeds once StartCmd is ready. Empty means that
+	// it is ready 20 s after its start.
+	ReadyCmd string
 }
 
 // A Probe is an HTTP request that a service inside answers with 200 when it
