@@ -252,6 +252,12 @@ func (c *Cache) open(id string) (Template, error) {
 		}
 		c.held[id] = f
 	}
+	return c.read(id)
+}
+
+// read reads the description of a template.
+func (c *Cache) read(id string) (Template, error) {
+	dir := filepath.Join(c.cfg.Dir, "templates", id)
 	b, err := os.ReadFile(filepath.Join(dir, "template.json"))
 	if err != nil {
 		return Template{}, err
