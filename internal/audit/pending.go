@@ -480,7 +480,7 @@ func (s *Sequencer) step(ctx context.Context) (moved int, err error) {
 			q, err = sequence(ctx, tx)
 			return err
 		})
-		if errors.Is(err, errBusy) { // somebody who reads the record
+		if errors.Is(err, errBusy) { // a reader of the record is sequencing
 			b, err := s.backlog(ctx)
 			return moved, errors.Join(err, b.alarm())
 		}

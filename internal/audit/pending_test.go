@@ -172,7 +172,7 @@ func TestTwoSequencers(t *testing.T) {
 			}
 			return db.Aside(t.Context(), func(other *store.Tx) error {
 				if n, err := audit.Sequence(t.Context(), other, "audit chain"); err == nil || n != 0 {
-					t.Errorf("a second one sequenced %d, %v; want that it is told of the first", n, err)
+					t.Errorf("a second one sequenced %d, %v; want an error, since the first one is running", n, err)
 				}
 				return nil
 			})
@@ -413,7 +413,7 @@ func TestPendingWithAnotherKey(t *testing.T) {
 			t.Errorf("await = %v, want %v", err, audit.ErrPending)
 		}
 		if got := chained(t, db); got != "" {
-			t.Errorf("one who waits has put %q into the chain", got)
+			t.Errorf("a reader that waited put %q into the chain", got)
 		}
 		settle(t, db)
 		if got, b := chained(t, db), backlog(t, db); got != "a" || b.Refused != 1 {

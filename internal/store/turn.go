@@ -4,7 +4,7 @@ package store
 //
 //	All                     excludes every other
 //	Project("p")            excludes every other of project p
-//	Thing("p", "ibx_1")     excludes others of this inbox, sandbox or the like of project p
+//	Thing("p", "ibx_1")     excludes others of this thing of project p, such as an inbox
 //	Task("audit sequencer") excludes others of this name; it writes rows of no project
 //
 // Each also excludes the wider ones: a Thing its Project and All. So transactions that

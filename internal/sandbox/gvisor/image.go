@@ -81,7 +81,7 @@ func (snap snapshot) image(now sandbox.Image) (sandbox.Image, error) {
 		}
 		path := filepath.Join(filepath.Dir(beside), name)
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("the snapshot was made on the image %s, which is no longer there", path)
+			return "", fmt.Errorf("the snapshot was made on the image %s, which does not exist any more", path)
 		} else if err != nil {
 			return "", fmt.Errorf("find image of snapshot: %w", err)
 		}

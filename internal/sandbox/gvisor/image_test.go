@@ -141,7 +141,7 @@ func TestSnapshotsKeepTheirRoot(t *testing.T) {
 		{name: "an image", saved: image, restored: image},
 		{name: "an image, with a mount", saved: image, restored: image, gofer: true, alsoMounted: true},
 		{name: "an image with newer ones beside it", saved: image, restored: beside},
-		{name: "an image that has gone", saved: image, restored: elsewhere, want: "root-1.erofs, which is no longer there"},
+		{name: "an image that was removed", saved: image, restored: elsewhere, want: "root-1.erofs, which does not exist any more"},
 		{name: "an image where there is only a directory", saved: image, restored: none, want: "template build"},
 		{name: "a directory where there is an image", saved: none, restored: image, gofer: true},
 		{name: "a directory, with a mount", saved: none, restored: image, gofer: true, alsoMounted: true},
