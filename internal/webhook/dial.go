@@ -1,90 +1,29 @@
 package webhook
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"postern/internal/policy"
+	"postern/internal/publicnet"
 )
-
-// errRefused means that a webhook's address is blocked.
-var errRefused = errors.New("refused")
-
-// private lists the ranges that the operator can allow. Clouds' metadata services
-// stay blocked: [policy] has narrower rules for their addresses.
-var private = []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "127.0.0.0/8", "fc00::/7", "::1/128"}
-
-// A guard decides which addresses deliveries may connect to.
-type guard struct {
-	rules *policy.Outbound
-	own   bool // allow addresses of this machine
-}
-
-// newGuard returns the guard for a configuration.
-func newGuard(openPrivate bool) (guard, error) {
-	c := policy.Ceiling{Internet: true}
-	if openPrivate {
-		c.Allow = private
-	}
-	rules, err := policy.NewOutbound(policy.Egress{Internet: true}, c)
-	return guard{rules, openPrivate}, err
-}
-
-// check returns an error that says why a is blocked, or nil.
-func (g guard) check(a netip.AddrPort) error {
-	if v := g.rules.Connect(policy.Connection{Addr: a}); v.Effect != policy.Allow {
-		return fmt.Errorf("%w: %s", errRefused, v.Reason)
-	}
-	if g.own {
-		return nil
-	}
-	// A public address may belong to this machine. The list is read each time, since
-	// addresses can be added.
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return fmt.Errorf("list own addresses: %w", err)
-	}
-	for _, ia := range addrs {
-		if p, err := netip.ParsePrefix(ia.String()); err == nil && p.Addr().Unmap() == a.Addr().Unmap().WithZone("") {
-			return fmt.Errorf("%w: %v is an address of the machine that Postern runs on", errRefused, a.Addr())
-		}
-	}
-	return nil
-}
-
-// control is called by the dialer with each resolved address, right before it
-// connects. So there is no second lookup in between that DNS rebinding could use.
-func (g guard) control(_ context.Context, _, address string, _ syscall.RawConn) error {
-	a, err := netip.ParseAddrPort(address)
-	if err != nil {
-		return fmt.Errorf("%w: %q is not an address", errRefused, address)
-	}
-	return g.check(a)
-}
 
 // newClient returns the client for deliveries. It ignores proxies in the
 // environment: the guard would check the proxy's address, not the receiver's.
 func newClient(c Config) (*http.Client, error) {
-	g, err := newGuard(c.Private)
+	g, err := publicnet.NewGuard(c.Private)
 	if err != nil {
 		return nil, err
 	}
-	d := &net.Dialer{Timeout: c.Timeout, ControlContext: g.control, Resolver: c.Resolver}
 	return &http.Client{
 		Timeout: c.Timeout,
 		Transport: &http.Transport{
-			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-				return d.DialContext(ctx, network, absoluteName(address))
-			},
+			DialContext:            g.Dial(c.Resolver, c.Timeout),
 			ForceAttemptHTTP2:      true,
 			MaxIdleConnsPerHost:    2,
 			IdleConnTimeout:        30 * time.Second,
@@ -94,19 +33,6 @@ func newClient(c Config) (*http.Client, error) {
 		// A redirect would let the receiver choose a URL that nobody approved.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}, nil
-}
-
-// absoluteName appends a dot to the name in a host:port. Without it the resolver
-// also tries the name below the search domains of this machine.
-func absoluteName(address string) string {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil || !strings.Contains(host, ".") || strings.HasSuffix(host, ".") {
-		return address
-	}
-	if _, err := netip.ParseAddr(host); err == nil {
-		return address
-	}
-	return net.JoinHostPort(host+".", port)
 }
 
 // checkURL checks the form of a URL, and an address in it. The addresses of a name
@@ -149,9 +75,9 @@ func (h *Hooks) checkURL(s string) error {
 	if a.Zone() != "" {
 		return errors.New("must hold no zone")
 	}
-	g, err := newGuard(h.conf.Private)
+	g, err := publicnet.NewGuard(h.conf.Private)
 	if err != nil {
 		return err
 	}
-	return g.check(netip.AddrPortFrom(a, uint16(port)))
+	return g.Check(netip.AddrPortFrom(a, uint16(port)))
 }

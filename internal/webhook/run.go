@@ -16,6 +16,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/publicnet"
 	"postern/internal/store"
 )
 
@@ -249,7 +250,7 @@ func explain(err error) error {
 	var dns *net.DNSError
 	var op *net.OpError
 	switch {
-	case errors.Is(err, errRefused):
+	case errors.Is(err, publicnet.ErrRefused):
 		if errors.As(err, &op) {
 			err = op.Err
 		}

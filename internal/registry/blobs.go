@@ -1,0 +1,414 @@
+package registry
+
+import (
+	"bufio"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
+)
+
+// Layers are in Dir:
+//
+//	tmp/                  what is being fetched; emptied by New
+//	blobs/sha256/ID.tar   a layer, uncompressed; ID is the hex of its DiffID
+//	blobs/sha256/ID.json  its record, written after it
+//
+// A layer without record does not count.
+
+func (p *Puller) tmp() string   { return filepath.Join(p.conf.Dir, "tmp") }
+func (p *Puller) blobs() string { return filepath.Join(p.conf.Dir, "blobs", "sha256") }
+
+// A record says what is known about a layer.
+type record struct {
+	Size    int64    `json:"size"`    // bytes of the tar archive
+	Digests []string `json:"digests"` // of blobs that were found to hold it
+	Origins []string `json:"origins"` // HOST:PORT/REPOSITORY that gave it
+}
+
+// maxOrigins bounds a record. The oldest are dropped: then a layer is fetched once more.
+const maxOrigins = 64
+
+// unused is how long a layer stays that nobody keeps, so that a pull's caller has time
+// to keep it.
+const unused = time.Hour
+
+// layer returns the layer that the blob d holds, and whether it was here.
+func (s *session) layer(ctx context.Context, d v1.Descriptor, diff v1.Hash, left *budget) (Layer, bool, error) {
+	// One registry's pulls wait for each other, not for those of another. The attack: a
+	// slow registry that offers the digest of a popular layer.
+	release, err := s.p.busy.wait(ctx, s.at.address()+" "+d.Digest.String())
+	if err != nil {
+		return Layer{}, false, err
+	}
+	defer release()
+	l := Layer{Digest: d.Digest.String(), DiffID: diff.String(), Path: s.p.path(diff)}
+	if size, ok, err := s.readable(ctx, d, diff); err != nil {
+		return Layer{}, false, err
+	} else if ok {
+		l.Size = size
+		return l, true, left.take(size)
+	}
+	err = s.again(ctx, func() error {
+		res, err := s.get(ctx, http.MethodGet, "/v2/"+s.repo+"/blobs/"+d.Digest.String(), nil)
+		if err != nil {
+			return err
+		}
+		defer res.Body.Close()
+		l.Size, err = s.p.ingest(ctx, res.Body, d, diff, left, s.origin())
+		return err
+	})
+	return l, false, err
+}
+
+// readable says whether a layer is here that this session's caller may read.
+func (s *session) readable(ctx context.Context, d v1.Descriptor, diff v1.Hash) (int64, bool, error) {
+	r, ok := s.p.record(diff)
+	// The configuration pairs blobs with layers, and may lie. So the pair must have been
+	// seen when the blob was unpacked.
+	if !ok || !slices.Contains(r.Digests, d.Digest.String()) {
+		return 0, false, nil
+	}
+	if !slices.Contains(r.Origins, s.origin()) {
+		host := s.at.address() + "/"
+		if !slices.ContainsFunc(r.Origins, func(o string) bool { return strings.HasPrefix(o, host) }) {
+			return 0, false, nil
+		}
+		// This registry has it, and says whether this repository has it too.
+		res, err := s.get(ctx, http.MethodHead, "/v2/"+s.repo+"/blobs/"+d.Digest.String(), nil)
+		if err != nil {
+			return 0, false, nil //nolint:nilerr // then it is fetched, and that error tells
+		}
+		res.Body.Close()
+	}
+	return r.Size, true, s.p.note(diff, r.Size, d.Digest.String(), s.origin())
+}
+
+func (p *Puller) path(diff v1.Hash) string { return filepath.Join(p.blobs(), diff.Hex+".tar") }
+
+// record returns what is known about a layer that is here.
+func (p *Puller) record(diff v1.Hash) (r record, ok bool) {
+	b, err := os.ReadFile(filepath.Join(p.blobs(), diff.Hex+".json"))
+	if err != nil || json.Unmarshal(b, &r) != nil {
+		return record{}, false
+	}
+	info, err := os.Stat(p.path(diff))
+	return r, err == nil && info.Size() == r.Size
+}
+
+// note adds to a layer's record, and marks the layer as used.
+func (p *Puller) note(diff v1.Hash, size int64, digest, origin string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if err := os.Chtimes(p.path(diff), now, now); err != nil {
+		return fmt.Errorf("layer %s: %w", diff, err)
+	}
+	r, _ := p.record(diff)
+	if slices.Contains(r.Digests, digest) && (origin == "" || slices.Contains(r.Origins, origin)) {
+		return nil
+	}
+	r.Size = size
+	r.Digests = added(r.Digests, digest)
+	r.Origins = added(r.Origins, origin)
+	b, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("layer %s: %w", diff, err)
+	}
+	return p.place(bytesWriter(b), filepath.Join(p.blobs(), diff.Hex+".json"))
+}
+
+func added(list []string, v string) []string {
+	if v == "" || slices.Contains(list, v) {
+		return list
+	}
+	if len(list) >= maxOrigins {
+		list = list[1:]
+	}
+	return append(list, v)
+}
+
+func bytesWriter(b []byte) func(*os.File) error {
+	return func(f *os.File) error {
+		_, err := f.Write(b)
+		return err
+	}
+}
+
+// place writes a file and gives it its name when it is whole and on the disk.
+func (p *Puller) place(write func(*os.File) error, name string) error {
+	f, err := os.CreateTemp(p.tmp(), "")
+	if err != nil {
+		return fmt.Errorf("keep: %w", err)
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	if err := write(f); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("keep: %w", err)
+	}
+	if err := os.Rename(f.Name(), name); err != nil {
+		return fmt.Errorf("keep: %w", err)
+	}
+	return nil
+}
+
+// ingest unpacks a blob, checks both digests and keeps the layer. Its caller closes r.
+func (p *Puller) ingest(ctx context.Context, r io.Reader, d v1.Descriptor, diff v1.Hash, left *budget, origin string) (size int64, err error) {
+	blob := &counted{r: r, hash: sha256.New(), left: d.Size}
+	err = p.place(func(f *os.File) error {
+		tar, err := uncompressed(bufio.NewReaderSize(blob, 1<<20))
+		if blob.err != nil {
+			return fmt.Errorf("blob %s: %w", d.Digest, blob.err)
+		}
+		if err != nil {
+			return fmt.Errorf("blob %s: %w", d.Digest, err)
+		}
+		defer tar.Close()
+		h := sha256.New()
+		w := &sink{p: p, f: f, left: left}
+		defer func() {
+			if err != nil {
+				left.give(w.taken) // another attempt takes it again
+			}
+		}()
+		size, err = io.Copy(io.MultiWriter(w, h), contextReader{ctx, tar})
+		if err == nil {
+			_, err = io.Copy(io.Discard, blob) // behind the compressed stream's end
+		}
+		switch {
+		case w.err != nil:
+			return w.err
+		case ctx.Err() != nil:
+			return fmt.Errorf("blob %s: %w", d.Digest, context.Cause(ctx))
+		case blob.err != nil:
+			return fmt.Errorf("blob %s: %w", d.Digest, blob.err)
+		case err != nil:
+			return fmt.Errorf("%w: the blob %s is damaged: %w", ErrInvalid, d.Digest, err)
+		case hexSum(blob.hash) != d.Digest.Hex:
+			return fmt.Errorf("%w: the registry sent other bytes than %s", ErrInvalid, d.Digest)
+		case hexSum(h) != diff.Hex:
+			return fmt.Errorf("%w: the blob %s does not hold the layer %s", ErrInvalid, d.Digest, diff)
+		}
+		return nil
+	}, p.path(diff))
+	if err != nil {
+		return 0, err
+	}
+	return size, p.note(diff, size, d.Digest.String(), origin)
+}
+
+func hexSum(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
+
+// counted reads left bytes and hashes them. More bytes are an error: the attack is a
+// body without end.
+type counted struct {
+	r    io.Reader
+	hash hash.Hash
+	left int64
+	err  error // of the reader, other than its end
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	if int64(n) > c.left {
+		n, err = 0, fmt.Errorf("%w: more bytes came than the manifest says", ErrInvalid)
+	}
+	c.left -= int64(n)
+	c.hash.Write(p[:n])
+	if errors.Is(err, io.EOF) && c.left > 0 {
+		err = fmt.Errorf("%d bytes are missing: %w", c.left, io.ErrUnexpectedEOF)
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		c.err = err
+	}
+	return n, err
+}
+
+// uncompressed returns the tar archive in a blob. What it is compressed with is told by
+// its first bytes, since registries' media types are often wrong. Both digests are
+// checked afterwards.
+func uncompressed(r *bufio.Reader) (io.ReadCloser, error) {
+	magic, err := r.Peek(4)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err //nolint:wrapcheck // a reader's
+	}
+	switch {
+	case strings.HasPrefix(string(magic), "\x1f\x8b"):
+		z, err := gzip.NewReader(r)
+		if err != nil {
+			return nil, fmt.Errorf("%w: it is damaged: %w", ErrInvalid, err)
+		}
+		return z, nil
+	case string(magic) == "\x28\xb5\x2f\xfd":
+		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20), zstd.WithDecoderLowmem(true))
+		if err != nil {
+			return nil, fmt.Errorf("%w: it is damaged: %w", ErrInvalid, err)
+		}
+		return z.IOReadCloser(), nil
+	}
+	return io.NopCloser(r), nil
+}
+
+// A contextReader ends with its context, also while it unpacks what has come.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (c contextReader) Read(p []byte) (int, error) {
+	if c.ctx.Err() != nil {
+		return 0, context.Cause(c.ctx) //nolint:wrapcheck // a reader's
+	}
+	return c.r.Read(p) //nolint:wrapcheck // a reader's
+}
+
+// A budget is how many bytes an image's layers may still have.
+type budget struct {
+	left  atomic.Int64
+	limit int64
+}
+
+func newBudget(n int64) *budget {
+	b := &budget{limit: n}
+	b.left.Store(n)
+	return b
+}
+
+func (b *budget) take(n int64) error {
+	if b.left.Add(-n) < 0 {
+		return fmt.Errorf("%w: its layers have more than %d bytes uncompressed", ErrInvalid, b.limit)
+	}
+	return nil
+}
+
+func (b *budget) give(n int64) { b.left.Add(n) }
+
+// A sink writes a layer within the budget and the disk's free space.
+type sink struct {
+	p       *Puller
+	f       *os.File
+	left    *budget
+	taken   int64
+	checked int64 // what was written when the disk was looked at
+	err     error
+}
+
+func (w *sink) Write(b []byte) (n int, err error) {
+	defer func() { w.err = err }()
+	w.taken += int64(len(b))
+	if err := w.left.take(int64(len(b))); err != nil {
+		return 0, err
+	}
+	if w.checked == 0 || w.taken-w.checked > 64<<20 {
+		w.checked = w.taken
+		var st unix.Statfs_t
+		if err := unix.Fstatfs(int(w.f.Fd()), &st); err == nil && int64(st.Bavail)*st.Bsize < w.p.conf.KeepFreeMB<<20 {
+			return 0, fmt.Errorf("%w: the disk has less than %d MiB free", ErrFull, w.p.conf.KeepFreeMB)
+		}
+	}
+	return w.f.Write(b) //nolint:wrapcheck // a writer's
+}
+
+// Prune removes the layers whose DiffIDs keep does not report and that no pull has used
+// within the last hour. It returns the DiffIDs of what it removed.
+func (p *Puller) Prune(keep func(diffID string) bool) ([]string, error) {
+	entries, err := os.ReadDir(p.blobs())
+	if err != nil {
+		return nil, fmt.Errorf("prune layers: %w", err)
+	}
+	var gone []string
+	var errs []error
+	for _, e := range entries {
+		hexID, ok := strings.CutSuffix(e.Name(), ".tar")
+		if !ok {
+			continue
+		}
+		id := "sha256:" + hexID
+		if keep(id) {
+			continue
+		}
+		removed, err := p.prune(hexID)
+		if removed {
+			gone = append(gone, id)
+		}
+		errs = append(errs, err)
+	}
+	return gone, errors.Join(errs...)
+}
+
+func (p *Puller) prune(hexID string) (bool, error) {
+	p.mu.Lock() // no pull marks it as used meanwhile
+	defer p.mu.Unlock()
+	tar := filepath.Join(p.blobs(), hexID+".tar")
+	info, err := os.Stat(tar)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && time.Since(info.ModTime()) < unused {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("prune layers: %w", err)
+	}
+	// The record first: without it the layer does not count.
+	if err := os.Remove(filepath.Join(p.blobs(), hexID+".json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("prune layers: %w", err)
+	}
+	if err := os.Remove(tar); err != nil {
+		return false, fmt.Errorf("prune layers: %w", err)
+	}
+	return true, nil
+}
+
+// busy lets one caller at a time do what has a name. The zero value is ready for use.
+type busy struct {
+	mu   sync.Mutex
+	done map[string]chan struct{}
+}
+
+// wait returns when nobody else does what key names. The caller calls release when he
+// has done it.
+func (b *busy) wait(ctx context.Context, key string) (release func(), err error) {
+	for {
+		b.mu.Lock()
+		c, ok := b.done[key]
+		if !ok {
+			if b.done == nil {
+				b.done = map[string]chan struct{}{}
+			}
+			c = make(chan struct{})
+			b.done[key] = c
+			b.mu.Unlock()
+			return func() {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				delete(b.done, key)
+				close(c)
+			}, nil
+		}
+		b.mu.Unlock()
+		select {
+		case <-c:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for another pull: %w", context.Cause(ctx))
+		}
+	}
+}

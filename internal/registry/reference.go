@@ -1,0 +1,123 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+)
+
+const maxReference = 1024 // bytes
+
+// parse returns the reference that s means. A short name, such as "debian:12", is one of
+// Docker Hub. A name without tag and digest means the tag "latest".
+func parse(s string) (name.Reference, error) {
+	if s == "" || len(s) > maxReference {
+		return nil, fmt.Errorf("%w: the reference must have 1 to %d bytes, such as debian:12", ErrInvalid, maxReference)
+	}
+	if strings.HasPrefix(s, "http://") || strings.HasPrefix(s, "https://") || strings.HasPrefix(s, "docker://") {
+		return nil, fmt.Errorf("%w: %s: write the reference without a scheme, such as registry.example.com/app:1", ErrInvalid, printable(s))
+	}
+	r, err := name.ParseReference(s)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s is no reference of an image, such as debian:12 or registry.example.com/app:1", ErrInvalid, printable(s))
+	}
+	if d, ok := r.(name.Digest); ok && !strings.HasPrefix(d.DigestStr(), "sha256:") {
+		return nil, fmt.Errorf("%w: %s: only sha256 digests are supported", ErrInvalid, printable(s))
+	}
+	if _, err := parseEndpoint(r.Context().RegistryStr()); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrInvalid, printable(s), err)
+	}
+	return r, nil
+}
+
+// registryHost returns a registry's host as references have it: "docker.io" is another
+// name of "index.docker.io".
+func registryHost(s string) (string, error) {
+	r, err := name.NewRegistry(s)
+	if err != nil {
+		return "", fmt.Errorf("registry: %q is no host of a registry", s)
+	}
+	return r.RegistryStr(), nil
+}
+
+// An endpoint is where a registry's API is.
+type endpoint struct {
+	scheme string // "https" or "http"
+	host   string // lower case, without port; an IPv6 address without brackets
+	port   string
+	prefix string // put before repositories; empty or ends with "/"
+}
+
+// address returns HOST:PORT.
+func (e endpoint) address() string { return net.JoinHostPort(e.host, e.port) }
+
+// url returns the URL of a path of the API, for which query may be nil.
+func (e endpoint) url(path string) *url.URL {
+	return &url.URL{Scheme: e.scheme, Host: e.address(), Path: path}
+}
+
+// parseEndpoint reads HOST, HOST:PORT or a URL of them. Without a scheme it is https.
+func parseEndpoint(s string) (endpoint, error) {
+	if !strings.Contains(s, "://") {
+		s = "https://" + s
+	}
+	u, err := url.Parse(s)
+	if err != nil {
+		return endpoint{}, errors.New("is not a URL") // the error would quote it
+	}
+	e, err := endpointOf(u)
+	if err != nil {
+		return endpoint{}, err
+	}
+	if u.RawQuery != "" || u.Fragment != "" {
+		return endpoint{}, errors.New("must hold no query and no #fragment")
+	}
+	if p := strings.Trim(u.Path, "/"); p != "" {
+		e.prefix = p + "/"
+	}
+	return e, nil
+}
+
+// endpointOf returns scheme, host and port of a URL, which may come from a registry.
+func endpointOf(u *url.URL) (endpoint, error) {
+	e := endpoint{scheme: u.Scheme, host: strings.ToLower(u.Hostname()), port: u.Port()}
+	switch {
+	case e.scheme != "https" && e.scheme != "http" || u.Opaque != "":
+		return e, errors.New("must begin with https://")
+	case u.User != nil:
+		return e, errors.New("must hold no user name or password")
+	case e.host == "" || strings.ContainsFunc(e.host, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return e, errors.New("must name a host in ASCII")
+	case strings.Contains(e.host, "%"): // the zone of an address
+		return e, errors.New("must hold no zone")
+	}
+	if e.port == "" {
+		e.port = map[string]string{"https": "443", "http": "80"}[e.scheme]
+	}
+	if n, err := strconv.Atoi(e.port); err != nil || n < 1 || n > 65535 {
+		return e, errors.New("port: must be 1 to 65535")
+	}
+	if a, err := netip.ParseAddr(e.host); err == nil {
+		e.host = a.Unmap().String()
+	}
+	return e, nil
+}
+
+// printable returns s for a message: bounded, and without what is invisible.
+func printable(s string) string {
+	if len(s) > 200 {
+		s = s[:200] + "…"
+	}
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' && r != '…' {
+			return '?'
+		}
+		return r
+	}, s)
+}
