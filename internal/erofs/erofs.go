@@ -13,9 +13,13 @@
 // The format is described in the Linux kernel, Documentation/filesystems/erofs.rst
 // and fs/erofs/erofs_fs.h.
 //
+// An image is written from a directory or from a tree of nodes, and [Read] reads one as
+// such a tree.
+//
 // The package must not follow symbolic links of the source, and must not write to
-// it. The source must not change meanwhile. It is trusted: it is the root file system
-// of a template, before any code of a user has run.
+// it. The source must not change meanwhile. A directory is trusted: it is the root file
+// system of a template, before any code of a user has run. Names, owners and contents
+// of a tree may be hostile.
 package erofs
 
 import (
@@ -30,6 +34,7 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -65,12 +70,33 @@ type Digest [16]byte
 // String returns d in hex.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
+// A Node is a file of a tree. The same Node under several names is a file with hard
+// links; a directory has one name.
+type Node struct {
+	Mode     uint32 // type and permissions, as in st_mode
+	UID, GID uint32
+	Nsec     uint32 // of the time of the last modification
+	Sec      int64  // of that time, since the epoch
+	Rdev     uint64 // of a device: its number
+
+	// The content of a regular file is Size bytes at offset At of From, or Text if From
+	// is nil. Text is also the target of a symbolic link.
+	Size int64
+	At   int64
+	From *os.File
+	Text string
+
+	Entries map[string]*Node // of a directory
+}
+
+// Kind returns the type of the file: the bits of S_IFMT.
+func (n *Node) Kind() uint32 { return n.Mode & unix.S_IFMT }
+
 // An inode is a file of the source.
 type inode struct {
-	path    string // of the source, for reading its content
-	st      unix.Stat_t
+	*Node
+	path    string // of the source, for reading its content; empty if it comes from a tree
 	nlink   uint32
-	target  string   // of a symbolic link
 	entries []dirent // of a directory, sorted
 	offset  int64    // of the inode in the image
 	inline  []byte   // content that follows the inode
@@ -118,12 +144,28 @@ func Write(ctx context.Context, w *os.File, source string, pick func(name string
 	return d, nil
 }
 
+// WriteTree writes the image of the tree below root to the empty file w. The image
+// depends on nothing but names, nodes and contents: the same tree gives the same bytes.
+//
+// WriteTree does not sync w. If it returns an error, w holds no image.
+func WriteTree(ctx context.Context, w *os.File, root *Node) (Digest, error) {
+	b := builder{shared: map[*Node]*inode{}}
+	top, err := b.add(root, nil, "/")
+	if err != nil {
+		return Digest{}, fmt.Errorf("make image: %w", err)
+	}
+	d, err := b.write(ctx, w, top)
+	if err != nil {
+		return Digest{}, fmt.Errorf("make image: %w", err)
+	}
+	return d, nil
+}
+
 // WriteFile writes to w an image that is a single regular file: its root is the file.
 // Only gVisor can mount it, over another file. Mode holds the permissions; the owner
 // is root and the time is the epoch.
 func WriteFile(w *os.File, content []byte, mode fs.FileMode) (Digest, error) {
-	root := &inode{nlink: 1, size: uint64(len(content))}
-	root.st.Mode = unix.S_IFREG | uint32(mode.Perm())
+	root := &inode{Node: &Node{Mode: unix.S_IFREG | uint32(mode.Perm())}, nlink: 1, size: uint64(len(content))}
 	b := builder{all: []*inode{root}}
 	d, err := b.writeContent(w, root, func(out io.Writer) error {
 		return writePadded(out, bytes.NewReader(content), root)
@@ -139,18 +181,85 @@ type builder struct {
 	pick   func(string) Pick
 	source string
 	linked map[[2]uint64]*inode // files with several names, by device and inode number
+	shared map[*Node]*inode     // those of a tree
 	all    []*inode             // in the order of their inodes
+}
+
+// add adds a node of a tree and everything below it. The name is for errors.
+func (b *builder) add(node *Node, parent *inode, name string) (*inode, error) {
+	if first := b.shared[node]; first != nil {
+		if node.Kind() == unix.S_IFDIR { // also if it is below itself
+			return nil, fmt.Errorf("%q: the directory has two names", name)
+		}
+		first.nlink++
+		return first, nil
+	}
+	n := &inode{Node: node, nlink: 1, parent: parent, size: uint64(node.Size)}
+	b.shared[node] = n
+	b.all = append(b.all, n)
+	switch node.Kind() {
+	case unix.S_IFREG:
+		if node.Size < 0 || node.From == nil && node.Size != int64(len(node.Text)) {
+			return nil, fmt.Errorf("%q: wrong size", name)
+		}
+	case unix.S_IFLNK:
+		n.size = uint64(len(node.Text))
+		if n.size == 0 || n.size > maxSymlink {
+			return nil, fmt.Errorf("%q: the target of a symbolic link has %d bytes; 1 to %d are allowed", name, n.size, maxSymlink)
+		}
+	case unix.S_IFDIR:
+		n.begin()
+		for _, e := range slices.Sorted(maps.Keys(node.Entries)) {
+			if e == "" || e == "." || e == ".." || len(e) > maxNameLen || strings.ContainsAny(e, "/\x00") {
+				return nil, fmt.Errorf("%q: the name %.300q is not allowed", name, e)
+			}
+			c, err := b.add(node.Entries[e], n, e)
+			if err != nil {
+				return nil, err
+			}
+			n.enter(e, c)
+		}
+		n.sort()
+	default:
+		n.size = 0
+	}
+	return n, nil
+}
+
+// begin adds the entries that each directory has.
+func (n *inode) begin() {
+	n.nlink = 2
+	up := n.parent
+	if up == nil {
+		up = n
+	}
+	n.entries = []dirent{{".", kindOf(unix.S_IFDIR), n}, {"..", kindOf(unix.S_IFDIR), up}}
+}
+
+// enter adds an entry.
+func (n *inode) enter(name string, c *inode) {
+	if c.Kind() == unix.S_IFDIR {
+		n.nlink++
+	}
+	n.entries = append(n.entries, dirent{name, kindOf(c.Mode), c})
+}
+
+func (n *inode) sort() {
+	slices.SortFunc(n.entries, func(a, b dirent) int { return strings.Compare(a.name, b.name) })
 }
 
 // read reads the file at path and everything below it.
 func (b *builder) read(path string, parent *inode) (*inode, error) {
-	n := &inode{path: path, nlink: 1, parent: parent}
-	if err := unix.Lstat(path, &n.st); err != nil {
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
 		return nil, &os.PathError{Op: "lstat", Path: path, Err: err}
 	}
-	key := [2]uint64{n.st.Dev, n.st.Ino}
-	kind := n.st.Mode & unix.S_IFMT
-	if kind != unix.S_IFDIR && n.st.Nlink > 1 {
+	n := &inode{path: path, nlink: 1, parent: parent, Node: &Node{
+		Mode: st.Mode, UID: st.Uid, GID: st.Gid, Sec: st.Mtim.Sec, Nsec: uint32(st.Mtim.Nsec), Rdev: st.Rdev,
+	}}
+	key := [2]uint64{st.Dev, st.Ino}
+	kind := n.Kind()
+	if kind != unix.S_IFDIR && st.Nlink > 1 {
 		if first := b.linked[key]; first != nil {
 			first.nlink++
 			return first, nil
@@ -160,7 +269,7 @@ func (b *builder) read(path string, parent *inode) (*inode, error) {
 	b.all = append(b.all, n)
 	switch kind {
 	case unix.S_IFREG:
-		n.size = uint64(n.st.Size)
+		n.size = uint64(st.Size)
 	case unix.S_IFLNK:
 		target, err := os.Readlink(path)
 		if err != nil {
@@ -169,7 +278,7 @@ func (b *builder) read(path string, parent *inode) (*inode, error) {
 		if len(target) > maxSymlink {
 			return nil, fmt.Errorf("%s: the target of a symbolic link has over %d bytes", path, maxSymlink)
 		}
-		n.target, n.size = target, uint64(len(target))
+		n.Text, n.size = target, uint64(len(target))
 	case unix.S_IFDIR:
 		if err := b.readDir(n); err != nil {
 			return nil, err
@@ -184,12 +293,7 @@ func (b *builder) readDir(n *inode) error {
 	if err != nil {
 		return err
 	}
-	n.nlink = 2
-	up := n.parent
-	if up == nil {
-		up = n
-	}
-	n.entries = []dirent{{".", kindOf(unix.S_IFDIR), n}, {"..", kindOf(unix.S_IFDIR), up}}
+	n.begin()
 	for _, e := range es {
 		path := filepath.Join(n.path, e.Name())
 		picked := Keep
@@ -206,24 +310,20 @@ func (b *builder) readDir(n *inode) error {
 		var c *inode
 		switch picked {
 		case Omit:
-			n.st.Mtim = unix.Timespec{}
+			n.Sec, n.Nsec = 0, 0
 			continue
 		case Blank:
-			n.st.Mtim = unix.Timespec{}
-			c = &inode{path: path, nlink: 1, parent: n}
-			c.st.Mode = unix.S_IFREG | 0o644
+			n.Sec, n.Nsec = 0, 0
+			c = &inode{path: path, nlink: 1, parent: n, Node: &Node{Mode: unix.S_IFREG | 0o644}}
 			b.all = append(b.all, c)
 		case Keep:
 			if c, err = b.read(path, n); err != nil {
 				return err
 			}
 		}
-		if c.st.Mode&unix.S_IFMT == unix.S_IFDIR {
-			n.nlink++
-		}
-		n.entries = append(n.entries, dirent{e.Name(), kindOf(c.st.Mode), c})
+		n.enter(e.Name(), c)
 	}
-	slices.SortFunc(n.entries, func(a, b dirent) int { return strings.Compare(a.name, b.name) })
+	n.sort()
 	return nil
 }
 
@@ -252,7 +352,7 @@ func kindOf(mode uint32) uint8 {
 func (b *builder) write(ctx context.Context, w *os.File, root *inode) (Digest, error) {
 	// Only sizes are needed for the layout; numbers of inodes follow from it.
 	for _, n := range b.all {
-		switch n.st.Mode & unix.S_IFMT {
+		switch n.Kind() {
 		case unix.S_IFDIR:
 			dir := n.encode()
 			n.size = uint64(len(dir))
@@ -262,7 +362,7 @@ func (b *builder) write(ctx context.Context, w *os.File, root *inode) (Digest, e
 			}
 			n.blocks, n.inline = dir[:whole], dir[whole:]
 		case unix.S_IFLNK:
-			n.inline = []byte(n.target)
+			n.inline = []byte(n.Text)
 		}
 	}
 	return b.writeContent(w, root, func(out io.Writer) error {
@@ -270,12 +370,12 @@ func (b *builder) write(ctx context.Context, w *os.File, root *inode) (Digest, e
 			if len(n.blocks) == 0 {
 				continue
 			}
-			if err := writePadded(out, bytes.NewReader(n.blocks), &inode{size: uint64(len(n.blocks))}); err != nil {
+			if err := writePadded(out, bytes.NewReader(n.blocks), &inode{Node: n.Node, size: uint64(len(n.blocks))}); err != nil {
 				return err
 			}
 		}
 		for _, n := range b.all {
-			if n.st.Mode&unix.S_IFMT != unix.S_IFREG || n.size == 0 {
+			if n.Kind() != unix.S_IFREG || n.size == 0 {
 				continue
 			}
 			if err := ctx.Err(); err != nil {
@@ -317,7 +417,7 @@ func (b *builder) writeContent(w *os.File, root *inode, content func(io.Writer) 
 		}
 	}
 	for _, n := range b.all {
-		if n.st.Mode&unix.S_IFMT == unix.S_IFREG && n.size > 0 {
+		if n.Kind() == unix.S_IFREG && n.size > 0 {
 			place(n, n.size)
 		}
 	}
@@ -354,22 +454,22 @@ func (n *inode) put(meta []byte, ino uint32) {
 		format = layoutExtended | dataInline
 	}
 	u := n.block
-	switch n.st.Mode & unix.S_IFMT {
+	switch n.Kind() {
 	case unix.S_IFCHR, unix.S_IFBLK: // as the kernel's new_encode_dev
-		major, minor := unix.Major(n.st.Rdev), unix.Minor(n.st.Rdev)
+		major, minor := unix.Major(n.Rdev), unix.Minor(n.Rdev)
 		u = minor&0xff | major<<8 | minor&^0xff<<12
 	}
 	le := binary.LittleEndian
 	b := meta[n.offset:]
 	le.PutUint16(b[0:], format)
-	le.PutUint16(b[4:], uint16(n.st.Mode))
+	le.PutUint16(b[4:], uint16(n.Mode))
 	le.PutUint64(b[8:], n.size)
 	le.PutUint32(b[16:], u)
 	le.PutUint32(b[20:], ino)
-	le.PutUint32(b[24:], n.st.Uid)
-	le.PutUint32(b[28:], n.st.Gid)
-	le.PutUint64(b[32:], uint64(n.st.Mtim.Sec))
-	le.PutUint32(b[40:], uint32(n.st.Mtim.Nsec))
+	le.PutUint32(b[24:], n.UID)
+	le.PutUint32(b[28:], n.GID)
+	le.PutUint64(b[32:], uint64(n.Sec))
+	le.PutUint32(b[40:], n.Nsec)
 	le.PutUint32(b[44:], n.nlink)
 	copy(b[inodeSize:], n.inline)
 }
@@ -406,6 +506,13 @@ func (n *inode) encode() []byte {
 
 // writeFrom writes the content of a regular file.
 func writeFrom(w io.Writer, n *inode) error {
+	switch {
+	case n.path != "":
+	case n.From != nil:
+		return writePadded(w, io.NewSectionReader(n.From, n.At, n.Size), n)
+	default:
+		return writePadded(w, strings.NewReader(n.Text), n)
+	}
 	fd, err := unix.Open(n.path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: n.path, Err: err}
@@ -419,13 +526,24 @@ func writeFrom(w io.Writer, n *inode) error {
 func writePadded(w io.Writer, r io.Reader, n *inode) error {
 	got, err := io.Copy(w, io.LimitReader(r, int64(n.size)))
 	if err == nil && uint64(got) != n.size {
-		err = fmt.Errorf("%s has become shorter meanwhile: %d bytes, not %d", n.path, got, n.size)
+		err = fmt.Errorf("%s: a file has become shorter meanwhile: %d bytes, not %d", n.name(), got, n.size)
 	}
 	if err != nil {
 		return err
 	}
 	_, err = w.Write(make([]byte, -n.size&(blockSize-1)))
 	return err
+}
+
+// name names the source of a file, for errors.
+func (n *inode) name() string {
+	switch {
+	case n.path != "":
+		return n.path
+	case n.From != nil:
+		return n.From.Name()
+	}
+	return "tree"
 }
 
 // superblock returns the superblock.
