@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"postern/internal/build"
 	"postern/internal/connection"
 	"postern/internal/console"
 	"postern/internal/directory"
@@ -178,6 +179,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 			}
 		},
 		Environment: func(ctx context.Context, i sandbox.Info, from string, env map[string]string) (map[string]string, error) {
+			if err := d.builds.Spawned(ctx, i.Template); err != nil {
+				d.log.WarnContext(ctx, "a start is not counted", "template", i.Template, "err", err)
+			}
 			if from != "" {
 				return d.secrets.Renew(ctx, i.Principal(), from, &i.Egress, env)
 			}
@@ -190,6 +194,12 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB, Processes: d.conf.Processes,
 		Warmup:  map[uint16]time.Duration{e2bapi.InterpreterPort: 20 * time.Second},
 		Inboxes: d.post.Keys,
+	})
+	if err != nil {
+		return err
+	}
+	d.builds, err = build.New(d.log, d.db, build.OnFleet(d.fleet), templates, nil, build.Config{
+		Server: d.server, Dir: filepath.Join(d.conf.Data, "templates"), KeepFreeMB: d.conf.KeepFreeMB,
 	})
 	if err != nil {
 		return err
@@ -260,6 +270,9 @@ func (d *daemon) buildWeb(lis *listeners) (err error) {
 // base says what a template gives to its sandboxes.
 func (d *daemon) base(templates *template.Cache) func(context.Context, string) (sandbox.Base, error) {
 	return func(ctx context.Context, id string) (sandbox.Base, error) {
+		if _, ok := build.BuildOf(id); ok {
+			return d.builds.Base(ctx, id)
+		}
 		t, err := templates.ByID(ctx, id)
 		if errors.Is(err, template.ErrNotFound) {
 			err = fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)

@@ -45,6 +45,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 		g.Go(func() error { return d.fleet.Run(ctx) })
 		g.Go(func() error { return d.vols.Run(ctx) })
 		g.Go(func() error { return d.sampler.Run(ctx) })
+		g.Go(func() error { return d.builds.Run(ctx) })
 	}
 	g.Go(func() error { return d.logbook.Run(ctx) })
 	g.Go(func() error { return d.hooks.Run(ctx) })

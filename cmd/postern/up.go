@@ -14,6 +14,7 @@ import (
 	"os"
 
 	"postern/internal/audit"
+	"postern/internal/build"
 	"postern/internal/connection"
 	"postern/internal/console"
 	"postern/internal/domain"
@@ -143,6 +144,7 @@ type daemon struct {
 	scrubber    scrub.Scrubber // of mail that was open, once the server is idle
 	doms        *domain.Registry
 	fleet       *sandbox.Fleet
+	builds      *build.Service
 	wall        *egress.Wall
 	issuer      *signing.Issuer // nil without a public URL
 	proxyKey    *egress.ProxyKey

@@ -174,6 +174,15 @@ const (
 	SwitchOn  Verb = "switch.on"
 	SwitchOff Verb = "switch.off"
 
+	TemplateCreate      Verb = "template.create"
+	TemplateBuild       Verb = "template.build"
+	TemplateBuildFailed Verb = "template.build_failed"
+	TemplateTag         Verb = "template.tag"
+	TemplateUntag       Verb = "template.untag"
+	TemplatePublish     Verb = "template.publish"
+	TemplateUnpublish   Verb = "template.unpublish"
+	TemplateDelete      Verb = "template.delete"
+
 	VolumeCreate Verb = "volume.create"
 	VolumeMount  Verb = "volume.mount"
 	VolumeDelete Verb = "volume.delete"
@@ -370,6 +379,15 @@ var verbs = map[Verb]verbRow{
 
 	SwitchOn:  {Notice, "kill switch turned on"},
 	SwitchOff: {Notice, "kill switch turned off"},
+
+	TemplateCreate:      {Info, "template created"},
+	TemplateBuild:       {Info, "template built"},
+	TemplateBuildFailed: {Warning, "build of a template failed"},
+	TemplateTag:         {Info, "tag of a template moved to a build"},
+	TemplateUntag:       {Info, "tag of a template removed"},
+	TemplatePublish:     {Notice, "template published to other projects"},
+	TemplateUnpublish:   {Notice, "template no longer published"},
+	TemplateDelete:      {Info, "template deleted"},
 
 	VolumeCreate: {Info, "volume created"},
 	VolumeMount:  {Info, "volume mounted"},

@@ -1,0 +1,183 @@
+package build
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// The directories below Config.Dir.
+const (
+	workDir    = "work"
+	fromDir    = "from"
+	layersDir  = "layers"
+	imagesDir  = "images"
+	uploadsDir = "uploads"
+)
+
+// Uploads are looked up by project and by the hash that the client computed. The server
+// cannot compute it: it is of the files, and not of the archive. A project that lies
+// about a hash only deceives itself.
+
+// uploadPath returns where an archive of a project is, or an error for a malformed hash.
+func (s *Service) uploadPath(project, hash string) (string, error) {
+	hash = strings.ToLower(hash)
+	if !isHex(hash, 64) {
+		return "", fmt.Errorf("%w: Invalid files hash", ErrInvalid)
+	}
+	if project == "" || project != filepath.Base(project) || strings.HasPrefix(project, ".") {
+		return "", fmt.Errorf("%w: project %.50q", ErrInvalid, project)
+	}
+	return filepath.Join(s.conf.Dir, uploadsDir, project, hash), nil
+}
+
+// ownTemplate returns an error unless the template is of who's project.
+func (s *Service) ownTemplate(ctx context.Context, who auth.Principal, nameOrID string) error {
+	n, err := parseName(nameOrID)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNotFound, err)
+	}
+	return s.db.View(ctx, func(tx *store.Tx) error {
+		_, err := findOwn(ctx, tx, who, n)
+		return err
+	})
+}
+
+// FilePresent reports whether an archive with the files of a COPY has been uploaded for
+// who's project. If so, it stays at least a day.
+func (s *Service) FilePresent(ctx context.Context, who auth.Principal, nameOrID, hash string) (bool, error) {
+	if err := mayManage(who); err != nil {
+		return false, err
+	}
+	path, err := s.uploadPath(who.Project, hash)
+	if err != nil {
+		return false, err
+	}
+	if err := s.ownTemplate(ctx, who, nameOrID); err != nil {
+		return false, fmt.Errorf("look for files: %w", err)
+	}
+	s.files.RLock()
+	defer s.files.RUnlock()
+	now := time.Now()
+	if err := os.Chtimes(path, now, now); errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	} else if err != nil {
+		return false, fmt.Errorf("look for files: %w", err)
+	}
+	return true, nil
+}
+
+// Upload stores an archive with the files of a COPY, size bytes of r. An archive of the
+// same hash is replaced. Its error wraps [ErrFull] if the archive or all archives of the
+// project are too large.
+func (s *Service) Upload(ctx context.Context, who auth.Principal, nameOrID, hash string, size int64, r io.Reader) (err error) {
+	if err := mayManage(who); err != nil {
+		return err
+	}
+	path, err := s.uploadPath(who.Project, hash)
+	if err != nil {
+		return err
+	}
+	switch {
+	case size < 0:
+		return fmt.Errorf("%w: Content-Length: the size of the archive must be known", ErrInvalid)
+	case size > s.conf.MaxUploadMB<<20:
+		return fmt.Errorf("%w: the archive has %d bytes and may have %d MiB: copy fewer files", ErrFull, size, s.conf.MaxUploadMB)
+	}
+	if err := s.ownTemplate(ctx, who, nameOrID); err != nil {
+		return fmt.Errorf("upload files: %w", err)
+	}
+	if err := s.room(size); err != nil {
+		return err
+	}
+	dir := filepath.Dir(path)
+	used, err := usage(dir)
+	if err != nil {
+		return fmt.Errorf("upload files: %w", err)
+	}
+	if used+size > s.conf.MaxUploadsMB<<20 {
+		return fmt.Errorf("%w: the project's archives have %d MiB and may have %d: they are removed when nothing has used them for a while", ErrFull, (used+size)>>20, s.conf.MaxUploadsMB)
+	}
+	f, err := os.CreateTemp(filepath.Join(s.conf.Dir, workDir), "upload-")
+	if err != nil {
+		return fmt.Errorf("upload files: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, ignoreMissing(os.Remove(f.Name())))
+		}
+	}()
+	n, err := io.Copy(f, io.LimitReader(r, size+1))
+	if err == nil && n != size {
+		err = fmt.Errorf("%w: the archive has other than %d bytes", ErrInvalid, size)
+	}
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("upload files: %w", err)
+	}
+	s.files.RLock()
+	defer s.files.RUnlock()
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("upload files: %w", err)
+	}
+	return publish(f.Name(), path)
+}
+
+// publish renames a flushed file to its place, for good.
+func publish(from, to string) error {
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(to))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// usage returns the bytes of the files in a directory, which may be missing.
+func usage(dir string) (n int64, err error) {
+	es, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, ignoreMissing(err)
+	}
+	for _, e := range es {
+		if i, err := e.Info(); err == nil {
+			n += i.Size()
+		}
+	}
+	return n, nil
+}
+
+// room returns an error that wraps [ErrFull] unless the disk can hold size bytes more.
+func (s *Service) room(size int64) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.conf.Dir, &st); err != nil {
+		return &fs.PathError{Op: "statfs", Path: s.conf.Dir, Err: err}
+	}
+	if free := int64(st.Bavail) * st.Bsize; free-size < s.conf.KeepFreeMB<<20 {
+		return fmt.Errorf("%w: the machine's disk has %d MiB free, and %d MiB must stay free beside %d MiB more", ErrFull, free>>20, s.conf.KeepFreeMB, size>>20)
+	}
+	return nil
+}
