@@ -16,6 +16,7 @@
 //	POSTERN_GUEST_ADDR      where to listen; 0.0.0.0:49983 if empty
 //	POSTERN_SERVICES        the list of services; /etc/postern/services if empty
 //	POSTERN_DEFAULT_USER    whom services and requests without a user run as; "user" if empty
+//	POSTERN_BENCH           "1" if the sandbox is for the steps of a build
 //	POSTERN_STATE_FD        set by init for serve: the file that keeps what the
 //	                        host says, while init runs; forgotten if empty
 //	PATH                    PATH of processes and services
@@ -127,7 +128,12 @@ func serve(ctx context.Context, log *slog.Logger, memory, processes int64) error
 		syscall.CloseOnExec(int(fd)) // processes of users must not inherit it
 		state = os.NewFile(uintptr(fd), "state")
 	}
+	bench := guest.NoBench
+	if os.Getenv("POSTERN_BENCH") == "1" {
+		bench = guest.BenchHere
+	}
 	s, err := guest.New(log, guest.Config{
+		Bench:         bench,
 		ChannelSHA256: os.Getenv("POSTERN_CHANNEL_SHA256"),
 		DefaultUser:   os.Getenv("POSTERN_DEFAULT_USER"),
 		Path:          os.Getenv("PATH"),

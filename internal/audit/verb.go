@@ -32,6 +32,9 @@ const (
 	ActionResolve  Verb = "action.resolve"
 	ActionTampered Verb = "action.tampered"
 
+	BenchOpen  Verb = "bench.open"
+	BenchClose Verb = "bench.close"
+
 	DomainAdd     Verb = "domain.add"
 	DomainVerify  Verb = "domain.verify"
 	DomainDegrade Verb = "domain.degrade"
@@ -338,6 +341,8 @@ var verbs = map[Verb]verbRow{
 	RequestUse:  {Info, "approved request released, once"},
 	RequestMade: {Info, "approved request made"},
 
+	BenchOpen:           {Info, "sandbox of a build started"},
+	BenchClose:          {Info, "sandbox of a build ended"},
 	SandboxCreate:       {Info, "sandbox created"},
 	SandboxRunning:      {Info, "sandbox started"},
 	SandboxStartAgain:   {Info, "start repeated"},

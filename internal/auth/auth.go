@@ -58,6 +58,7 @@ type Principal struct {
 	Strong   time.Time // of a Person: when this session last proved a second factor; zero means never
 	Operator bool      // of a Person: connected over the local socket; no name implies this
 	Template string    // of a Sandbox: the template it was started from; else empty
+	Bench    bool      // of a Sandbox: the steps of a build run in it
 }
 
 // A Role says what a person may do in their project. The zero Role has the rights

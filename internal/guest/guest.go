@@ -83,6 +83,8 @@ type Config struct {
 	// get the sandbox's certificate authority: "/" in a sandbox. Empty means that
 	// none is installed.
 	TrustRoot string
+	// Bench says that the sandbox is for the steps of a build.
+	Bench BenchMode
 }
 
 // A Server serves the guest's RPCs and files. It is safe for concurrent use.
@@ -98,6 +100,7 @@ type Server struct {
 	watch      watchers
 	table      processTable
 	shells     shellPool
+	tidied     tidiness
 
 	mu       sync.Mutex
 	settings settings        // guarded by mu; replaced, never modified
@@ -149,6 +152,13 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("GET /envs", s.serve(s.getEnvs))
 	mux.HandleFunc("POST /init", s.serve(s.postInit))
 	mux.HandleFunc("POST /warm", s.serve(s.postWarm))
+	if s.conf.Bench != NoBench {
+		mux.HandleFunc("POST /bench/run", s.serve(s.postRun))
+		mux.HandleFunc("POST /bench/unpack", s.serve(s.postUnpack))
+		mux.HandleFunc("POST /bench/dir", s.serve(s.postMakeDir))
+		mux.HandleFunc("POST /bench/user", s.serve(s.postAddUser))
+		mux.HandleFunc("POST /bench/tidy", s.serve(s.postTidy))
+	}
 	mux.HandleFunc("GET /files", s.serve(s.getFile))
 	mux.HandleFunc("POST /files", s.serve(s.postFiles))
 	mux.HandleFunc("POST /files/compose", s.serve(s.postCompose))

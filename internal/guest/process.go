@@ -73,6 +73,7 @@ type start struct {
 	stdin    bool
 	size     *pty.Winsize // size of the terminal; nil means pipes
 	deadline time.Time    // when to kill it; zero means never
+	exited   func()       // called when it has exited; nil for none. No held shell is used then.
 }
 
 // launch starts a process with a first subscriber attached, who gets all of its
@@ -83,6 +84,7 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 		return nil, nil, startError(unix.EAGAIN, most)
 	}
 	kind, text, holdable := kindOf(st)
+	holdable = holdable && st.exited == nil
 	next := func() {} // starts the shell of the next command
 	if holdable {
 		next = func() { s.holdShell(kind) }
@@ -147,7 +149,7 @@ func (s *Server) follow(p *process, child *os.Process, st start, next func()) *s
 	begin := time.Now()
 	s.logStart(p, st.account)
 	go func() {
-		p.wait(child)
+		p.wait(child, st.exited)
 		s.table.ended(p)
 		s.logEnd(p, time.Since(begin))
 		next()
@@ -287,8 +289,9 @@ func (p *process) close() {
 	}
 }
 
-// wait waits for the end of the process.
-func (p *process) wait(child *os.Process) {
+// wait waits for the end of the process, and calls exited, unless it is nil, when it
+// has exited.
+func (p *process) wait(child *os.Process, exited func()) {
 	var readers sync.WaitGroup
 	for _, o := range p.outputs {
 		readers.Go(func() { p.pump(o) })
@@ -300,6 +303,9 @@ func (p *process) wait(child *os.Process) {
 		p.kill.Stop()
 	}
 	p.mu.Unlock()
+	if exited != nil {
+		exited()
+	}
 	if p.tty != nil {
 		// A terminal does not report that all writers have closed it. So read what
 		// is in it, then close it, which hangs up on the remaining processes.

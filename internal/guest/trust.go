@@ -162,6 +162,23 @@ func (t trustStore) install(ctx context.Context, certificate, javaHome string) e
 	return nil
 }
 
+// remove takes the certificate out of all stores. Our part of the bundles stays, without
+// one, so that the files are the same in every sandbox.
+func (t trustStore) remove(ctx context.Context, javaHome string) error {
+	if t.root == "" {
+		return nil
+	}
+	if err := t.install(ctx, "", ""); err != nil {
+		return err
+	}
+	for _, s := range t.javaStores(javaHome) {
+		if err := t.java(s, ""); err != nil {
+			t.log.WarnContext(ctx, "a trust store keeps its old content", "path", s, "error", err)
+		}
+	}
+	return nil
+}
+
 // bundle puts our part in the main bundle. If there is none it becomes a link to
 // that of another distribution, or a file with our part alone.
 func (t trustStore) bundle(block string) error {
@@ -397,7 +414,8 @@ func (t trustStore) javaStores(home string) []string {
 	return list
 }
 
-// java puts a certificate in PEM in a trust store of Java, instead of the former one.
+// java puts a certificate in PEM in a trust store of Java, instead of the former one. An
+// empty one only removes the former one, from a store in JKS.
 // A store in another format than JKS is replaced by one in JKS with the certificates
 // of the system's bundle: Java reads both formats under either name.
 func (t trustStore) java(name, certificate string) error {
@@ -419,6 +437,9 @@ func (t trustStore) java(name, certificate string) error {
 	}
 	ours, _ := pem.Decode([]byte(certificate)) // checked by trustBlock
 	entries, err := parseJKS(old)
+	if errors.Is(err, errNotJKS) && certificate == "" {
+		return nil // ours is in no other format
+	}
 	if errors.Is(err, errNotJKS) {
 		if entries, err = t.bundleEntries(); err == nil && len(entries) == 0 {
 			err = errors.New("it is not in JKS, and the system has no certificates to make another one from")
@@ -428,7 +449,10 @@ func (t trustStore) java(name, certificate string) error {
 		return err
 	}
 	entries = slices.DeleteFunc(entries, func(e jksEntry) bool { return e.alias == jksAlias })
-	fresh := formatJKS(append(entries, certificateEntry(jksAlias, ours.Bytes)))
+	if ours != nil {
+		entries = append(entries, certificateEntry(jksAlias, ours.Bytes))
+	}
+	fresh := formatJKS(entries)
 	if bytes.Equal(old, fresh) {
 		return nil
 	}

@@ -41,6 +41,8 @@ type Config struct {
 	// CheckEgress returns an error unless a sandbox of who's project may have e, which
 	// is valid in itself: it checks what e names. Nil means no check.
 	CheckEgress func(ctx context.Context, who auth.Principal, e policy.Egress) error
+	// BenchEgress is where the steps of builds may connect.
+	BenchEgress policy.Egress
 	// CheckVolumes returns an error unless a sandbox of the project may mount
 	// these volumes. It is called before anything is started. Nil means no check.
 	CheckVolumes func(ctx context.Context, project string, vs []VolumeMount) error
@@ -52,6 +54,7 @@ type Config struct {
 	Unmounted func(ctx context.Context, id string)
 
 	MaxSandboxes int           // on this machine at the same time, over all projects; 0 means 50
+	MaxBenches   int           // open at the same time; 0 means 4
 	MaxTimeout   time.Duration // longest lifetime that a caller may request; 0 means 24 h
 	StartTimeout time.Duration // in which the guest must answer after a start; 0 means 30 s
 	WarmTimeout  time.Duration // for the warm-up shell of a pooled guest; 0 means StartTimeout
@@ -138,10 +141,11 @@ func (c *Config) setDefaults() error {
 	if c.Dir == "" || c.Base == nil {
 		return errors.New("sandbox: no directory for snapshots, or no templates")
 	}
-	if c.Prepared < 0 || c.CPUs < 0 || c.MemoryMB < 0 || c.DiskMB < 0 || c.Processes < 0 || c.MaxSandboxes < 0 || c.MaxPaused < 0 || c.MaxSnapshots < 0 || c.KeepFreeMB < 0 {
+	if c.Prepared < 0 || c.CPUs < 0 || c.MemoryMB < 0 || c.DiskMB < 0 || c.Processes < 0 || c.MaxSandboxes < 0 || c.MaxPaused < 0 || c.MaxSnapshots < 0 || c.MaxBenches < 0 || c.KeepFreeMB < 0 {
 		return errors.New("sandbox: a limit is negative")
 	}
 	c.MaxSandboxes = or(c.MaxSandboxes, 50)
+	c.MaxBenches = or(c.MaxBenches, 4)
 	c.MaxPaused = or(c.MaxPaused, 200)
 	c.MaxSnapshots = or(c.MaxSnapshots, 100)
 	c.KeepFreeMB = or(c.KeepFreeMB, 512)

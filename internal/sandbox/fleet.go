@@ -39,6 +39,7 @@ type Fleet struct {
 	pool      pool
 	prepared  preparer
 	space     space
+	benches   chan struct{} // semaphore of open benches
 
 	background context.Context //nolint:containedctx // for workers that no call waits for; canceled by stop
 	stop       context.CancelFunc
@@ -60,6 +61,7 @@ func New(log *slog.Logger, db *store.DB, r Runtime, n Network, c Config) (*Fleet
 	}
 	f := &Fleet{log: log, db: db, runtime: r, network: n, conf: c, live: map[string]*liveSandbox{}, failedWakes: map[string]failedWake{}}
 	f.background, f.stop = context.WithCancel(context.Background())
+	f.benches = make(chan struct{}, c.MaxBenches)
 	f.http = f.newTransport()
 	f.tokens = tokens{c.Key}
 	f.rows = registry{db, &f.conf}

@@ -28,6 +28,8 @@ type initBody struct {
 	// EnvVars replaces the environment of commands that the guest will start. Nil
 	// keeps the one of the snapshot.
 	EnvVars map[string]string `json:"envVars,omitzero"`
+	// bench says that the guest is of a bench, so that it gets no identity.
+	bench bool
 	// Restored says that the guest was restored from memory, so it must replace
 	// what it knows about itself.
 	Restored bool `json:"restored,omitempty"`
@@ -48,7 +50,10 @@ func (f *Fleet) initGuest(ctx context.Context, s Info, channel string, b initBod
 	ctx, end := tracing.Begin(ctx, "initialise guest")
 	defer func() { end(err) }()
 	b.ChannelSHA256, b.DefaultUser = f.channelHash(s.ID), "user"
-	b.SandboxID, b.TemplateID, b.Timestamp = s.ID, s.Template, time.Now().UTC()
+	b.Timestamp = time.Now().UTC()
+	if !b.bench { // else it would get into the template
+		b.SandboxID, b.TemplateID = s.ID, s.Template
+	}
 	if f.conf.Authority != nil {
 		b.Authority = string(f.conf.Authority(s.ID))
 	}

@@ -167,20 +167,28 @@ func (f *Fleet) Traffic(id string) (Traffic, bool) {
 	return s.Options.Traffic, true
 }
 
-// untilDeath returns a context that is canceled when the claimed sandbox dies, so
-// that nobody waits for the guest of a dead sandbox.
-func (f *Fleet) untilDeath(ctx context.Context, l *liveSandbox) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
+// untilDeathOf calls cancel when the claimed sandbox dies, until done is called.
+func (f *Fleet) untilDeathOf(l *liveSandbox, cancel context.CancelCauseFunc) (done func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	l.onDeath = cancel
 	if l.dead {
 		cancel(errDied)
 	}
-	return ctx, func() {
+	return func() {
 		f.mu.Lock()
 		l.onDeath = nil
 		f.mu.Unlock()
+	}
+}
+
+// untilDeath returns a context that is canceled when the claimed sandbox dies, so
+// that nobody waits for the guest of a dead sandbox.
+func (f *Fleet) untilDeath(ctx context.Context, l *liveSandbox) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	done := f.untilDeathOf(l, cancel)
+	return ctx, func() {
+		done()
 		cancel(nil)
 	}
 }

@@ -80,12 +80,13 @@ type Info struct {
 	Ended     time.Time // zero while it lives
 	Restart   bool      // frozen by a stop of the server, to be resumed at the next start
 
+	bench bool   // it is a bench and has no row
 	saved string // name of the snapshot to resume from; empty unless it is paused or changing
 }
 
 // Principal returns the sandbox as the caller of other parts of the program.
 func (s *Info) Principal() auth.Principal {
-	return auth.Principal{Kind: auth.Sandbox, ID: s.ID, Project: s.Project, Inbox: s.Inbox, Template: s.Template}
+	return auth.Principal{Kind: auth.Sandbox, ID: s.ID, Project: s.Project, Inbox: s.Inbox, Template: s.Template, Bench: s.bench}
 }
 
 // end sets the fields of a sandbox that has ended, and drops what only a living one

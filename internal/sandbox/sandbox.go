@@ -27,6 +27,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"time"
@@ -88,6 +89,10 @@ type Spec struct {
 	// differ. Otherwise [Runtime.Start] returns an error that wraps [ErrInvalid]. A
 	// sandbox that boots may have any mounts.
 	Mounts []Mount
+
+	// LargestMB is the size, in mebibytes, of the largest file that WriteLayer must be able
+	// to read, see [Layerer]. The kernel of the sandbox gets so much memory in addition.
+	LargestMB int64
 
 	// Env is the environment of the guest. It must not hold secrets, since
 	// everything inside can read it. A sandbox restored from memory keeps its old
@@ -204,6 +209,19 @@ type Examiner interface {
 	// the file's name. It takes a few seconds at most and returns what it has found
 	// by then. The content comes from the sandbox and cannot be trusted.
 	Examine(ctx context.Context, id string) (summary, file string)
+}
+
+// A Layerer is a [Runtime] that can read what a sandbox has written.
+type Layerer interface {
+	// WriteLayer writes all that the sandbox has written to its root file system as a
+	// tar archive of at most so many bytes, as of one moment. Names begin with "./";
+	// directories come before what is in them. A removed file is a character device
+	// 0:0, and a directory that hides the one below has the extended attribute
+	// trusted.overlay.opaque. Sockets are left out. The archive is hostile.
+	//
+	// The sandbox stands still meanwhile, and continues also after an error. Its
+	// kernel reads each file into its memory as a whole.
+	WriteLayer(ctx context.Context, id string, w io.Writer, most int64) error
 }
 
 // A Keeper holds the host's ends of links while no server runs, so that the next

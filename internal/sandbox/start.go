@@ -84,7 +84,7 @@ func (f *Fleet) noteSilence(ctx context.Context, s Info, reason error) error {
 		attrs = append(attrs, "doing", summary, "evidence", file)
 	}
 	f.log.WarnContext(ctx, "a sandbox does not answer; it is started again", attrs...)
-	if s.Project == "" { // a pooled sandbox, without a row
+	if s.Project == "" || s.bench { // without a row
 		return nil
 	}
 	return f.rows.record(ctx, system(s), &s, change{
@@ -135,17 +135,25 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 	kept := make(chan error, 1)
 	go func() {
 		_, end := tracing.Begin(ctx, "keep link")
-		err := f.keepLink(ctx, s.ID)
+		var err error
+		if !s.bench { // which is never taken back
+			err = f.keepLink(ctx, s.ID)
+		}
 		end(err)
 		kept <- err
 	}()
 	inner, end := tracing.Begin(ctx, "start runtime")
-	err = f.runtime.Start(inner, Spec{
+	spec := Spec{
 		ID: s.ID, Rootfs: base.Rootfs, Image: base.Image, Hostname: s.ID, Link: link, From: from.dir, Mounts: mounts,
 		CPUs: s.CPUs, MemoryMB: s.MemoryMB, DiskMB: s.DiskMB, Processes: f.conf.Processes,
 		Env:       []string{"POSTERN_CHANNEL_SHA256=" + f.channelHash(s.ID)},
 		Unhurried: s.Project == "", // for the pool or a template
-	})
+	}
+	if s.bench {
+		spec.Hostname, spec.LargestMB = benchHost, largestStepFile
+		spec.Env = append(spec.Env, "POSTERN_BENCH=1", "POSTERN_SERVICES=/dev/null") // services would write files
+	}
+	err = f.runtime.Start(inner, spec)
 	end(err)
 	if err != nil {
 		err = fmt.Errorf("start runtime: %w", err)

@@ -20,6 +20,7 @@ const (
 	callResume    = "containerManager.Resume"
 	callSave      = "containerManager.Checkpoint"
 	callSaveFiles = "containerManager.FSSave"
+	callLayer     = "Fs.TarRootfsUpperLayer"
 	callStacks    = "debug.Stacks"
 	callWait      = "containerManager.Wait"
 )

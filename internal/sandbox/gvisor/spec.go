@@ -106,6 +106,8 @@ func checkLimits(s sandbox.Spec) error {
 		return bad("CPUs is %v, not between 0.01 and 4096", s.CPUs)
 	case s.MemoryMB < 16 || s.MemoryMB > most:
 		return bad("MemoryMB is %d, under 16 or too large", s.MemoryMB)
+	case s.LargestMB < 0 || s.LargestMB > most:
+		return bad("LargestMB is %d, negative or too large", s.LargestMB)
 	case s.DiskMB < 1 || s.DiskMB > most:
 		return bad("DiskMB is %d, under 1 or too large", s.DiskMB)
 	case s.Processes < 8 || s.Processes > 1<<16:
@@ -133,7 +135,7 @@ func checkDestination(d string) error {
 // that a compromised sentry uses up the machine: the sandbox's own limit is
 // enforced inside, see rlimits.
 func hostLimits(s sandbox.Spec) limits {
-	return limits{memory: (s.MemoryMB + overheadMB(s.Processes)) << 20, pids: 256 + 4*s.Processes}
+	return limits{memory: (s.MemoryMB + s.LargestMB + overheadMB(s.Processes)) << 20, pids: 256 + 4*s.Processes}
 }
 
 // ociSpec returns the specification for the sentry and the gofer. The sandbox's
