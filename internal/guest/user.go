@@ -21,7 +21,7 @@ import (
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // errUnknownUser means that the sandbox has no user of that name.
-var errUnknownUser = errors.New("unknown user")
+var errUnknownUser = errors.New("invalid username")
 
 // An account is a user in the sandbox's /etc/passwd.
 type account struct {
@@ -36,13 +36,13 @@ type account struct {
 func lookupAccount(name string) (account, error) {
 	u, err := user.Lookup(name)
 	if err != nil {
-		return account{}, fmt.Errorf("%w %q", errUnknownUser, name)
+		return account{}, fmt.Errorf("%w: '%s'", errUnknownUser, name)
 	}
 	a := account{name: u.Username, home: u.HomeDir}
 	uid, err1 := strconv.ParseUint(u.Uid, 10, 32)
 	gid, err2 := strconv.ParseUint(u.Gid, 10, 32)
 	if err1 != nil || err2 != nil {
-		return account{}, fmt.Errorf("%w %q: bad line in /etc/passwd", errUnknownUser, name)
+		return account{}, fmt.Errorf("%w: '%s': bad line in /etc/passwd", errUnknownUser, name)
 	}
 	a.uid, a.gid = uint32(uid), uint32(gid)
 	if ids, err := u.GroupIds(); err == nil {

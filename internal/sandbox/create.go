@@ -19,6 +19,7 @@ import (
 // A Request asks for a sandbox.
 type Request struct {
 	Template string            // its ID
+	Asked    string            // what the creator named, see [Info.Asked]; empty means Template
 	Snapshot string            // ID of a snapshot of the same template to start from; empty means the template itself
 	Metadata map[string]string // at most 100 entries and 64 KiB
 	EnvVars  map[string]string // at most 100 entries and 64 KiB
@@ -146,7 +147,7 @@ func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info
 	c := creation{
 		base: base, body: initBody{EnvVars: environment(r.EnvVars)}, inboxKey: r.InboxKey,
 		info: Info{
-			ID: newID(), Project: who.Project, Template: r.Template, State: Creating, Metadata: r.Metadata, Inbox: r.Inbox, Egress: r.Egress,
+			ID: newID(), Project: who.Project, Template: r.Template, Asked: or(r.Asked, r.Template), State: Creating, Metadata: r.Metadata, Inbox: r.Inbox, Egress: r.Egress,
 			Options: r.Options, Execution: newExecution(),
 			CPUs: f.conf.CPUs, MemoryMB: f.conf.MemoryMB, DiskMB: f.conf.DiskMB, Started: time.Now(),
 		},

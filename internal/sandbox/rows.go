@@ -63,7 +63,8 @@ type VolumeMount struct {
 type Info struct {
 	ID        string
 	Project   string
-	Template  string
+	Template  string // its ID; of a project's template that of the build
+	Asked     string // the template or snapshot as the creator named it
 	State     State
 	Reason    string // why it ended, in words for a person; empty while it lives
 	Metadata  map[string]string
@@ -95,7 +96,7 @@ func (s *Info) end(reason string) {
 	s.Reason, s.Ended, s.saved, s.PausedAt, s.Restart = reason, time.Now(), "", time.Time{}, false
 }
 
-const columns = `id, project_id, template, state, reason, metadata, inbox_id, egress, options, execution, cpus, memory_mb, disk_mb, ` +
+const columns = `id, project_id, template, asked, state, reason, metadata, inbox_id, egress, options, execution, cpus, memory_mb, disk_mb, ` +
 	`started_at, ends_at, paused_at, ended_at, restart, saved`
 
 // scan reads a row with the given columns.
@@ -103,12 +104,13 @@ func scan(row func(...any) error) (Info, error) {
 	var s Info
 	var metadata, egress, options string
 	var cpus, started, ends, paused, ended, restart int64
-	err := row(&s.ID, &s.Project, &s.Template, &s.State, &s.Reason, &metadata, &s.Inbox, &egress, &options, &s.Execution, &cpus, &s.MemoryMB, &s.DiskMB,
+	err := row(&s.ID, &s.Project, &s.Template, &s.Asked, &s.State, &s.Reason, &metadata, &s.Inbox, &egress, &options, &s.Execution, &cpus, &s.MemoryMB, &s.DiskMB,
 		&started, &ends, &paused, &ended, &restart, &s.saved)
 	if err != nil {
 		return Info{}, err
 	}
 	s.CPUs, s.Restart = float64(cpus)/1000, restart != 0
+	s.Asked = or(s.Asked, s.Template) // a row of an earlier version has none
 	s.Started, s.Ends, s.PausedAt, s.Ended = store.FromTime(started), store.FromTime(ends), store.FromTime(paused), store.FromTime(ended)
 	return s, errors.Join(
 		json.Unmarshal([]byte(metadata), &s.Metadata), json.Unmarshal([]byte(egress), &s.Egress), json.Unmarshal([]byte(options), &s.Options))
@@ -134,7 +136,7 @@ func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error
 	}
 	return g.db.Update(ctx, func(tx *store.Tx) error {
 		err := audit.Append(ctx, tx, who, audit.SandboxCreate, s.ID, audit.Fields{
-			"template": s.Template, "inbox": s.Inbox, "egress": string(redacted), "metadata": string(metadata), "options": string(options),
+			"template": s.Template, "asked": or(s.Asked, s.Template), "inbox": s.Inbox, "egress": string(redacted), "metadata": string(metadata), "options": string(options),
 		})
 		if err != nil {
 			return err
@@ -143,8 +145,8 @@ func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error
 			return err
 		}
 		_, err = tx.ExecContext(ctx, `insert into sandbox (`+columns+`, server_id)
-			values ($1, $2, $3, $4, '', $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, 0, 0, 0, '', $15)`,
-			s.ID, s.Project, s.Template, s.State, string(metadata), s.Inbox, string(egress), string(options), s.Execution, int64(s.CPUs*1000), s.MemoryMB, s.DiskMB,
+			values ($1, $2, $3, $4, $5, '', $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, 0, 0, '', $16)`,
+			s.ID, s.Project, s.Template, or(s.Asked, s.Template), s.State, string(metadata), s.Inbox, string(egress), string(options), s.Execution, int64(s.CPUs*1000), s.MemoryMB, s.DiskMB,
 			store.Time(s.Started), store.Time(s.Ends), g.conf.Server)
 		if err != nil {
 			return fmt.Errorf("insert sandbox: %w", err)

@@ -82,6 +82,10 @@ func do(cmd string, args []string) error {
 	case "sleep":
 		d, _ := time.ParseDuration(args[0])
 		time.Sleep(d)
+	case "leave": // a process that has the output open
+		c := exec.Command("/proc/self/exe", "sleep", args[0])
+		c.Stdout, c.SysProcAttr = os.Stdout, &syscall.SysProcAttr{Setsid: true}
+		return c.Start()
 	case "spin":
 		d, _ := time.ParseDuration(args[0])
 		for end := time.Now().Add(d); time.Now().Before(end); {
