@@ -211,9 +211,10 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		return err
 	}
 	d.sampler = sandbox.NewSampler(d.fleet)
-	d.e2b = e2bapi.New(d.log, d.db, d.fleet, templates, d.post, e2bapi.Config{ //nolint:contextcheck // its proxy uses each request's
+	d.e2b = e2bapi.New(d.log, d.db, d.fleet, d.post, e2bapi.Config{ //nolint:contextcheck // its proxy uses each request's
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
 		Limits: d.conf.limits(), Volumes: d.vols, Secrets: d.secrets, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook, SealProxy: d.proxyKey.Seal,
+		Builds: d.builds, UploadKey: key, HTTPS: d.conf.HTTPS,
 	})
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet, mcpserver.Config{
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS, Issuers: d.conf.OAuthIssuers, Permits: d.permits, Denials: d.denials,

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/build"
 	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/mailbox"
@@ -32,7 +33,6 @@ import (
 	"postern/internal/sandbox"
 	"postern/internal/secret"
 	"postern/internal/store"
-	"postern/internal/template"
 	"postern/internal/volume"
 	"postern/internal/webhook"
 )
@@ -76,26 +76,34 @@ type Config struct {
 	Secrets *secret.Store
 	// Volumes are the volumes of all projects; nil means that there are none.
 	Volumes *volume.Store
+	// Builds are the templates of all projects and of the server. Nil is for tests
+	// without sandboxes.
+	Builds *build.Service
+	// UploadKey is the server's key, from which that of the URLs for uploads follows.
+	UploadKey []byte
+	// HTTPS says that clients reach this server by HTTPS, also where it serves HTTP to
+	// a proxy.
+	HTTPS bool
 }
 
 // Server serves the control API and the data plane.
 type Server struct {
-	log       *slog.Logger
-	db        *store.DB
-	fleet     *sandbox.Fleet
-	templates *template.Cache
-	mail      *mailbox.PostOffice
-	conf      Config
-	boxes     liveSandboxes
-	hosts     map[string]bool // see ownHost
-	requests  *requests
-	limits    *limits
-	proxy     *httputil.ReverseProxy
+	log      *slog.Logger
+	db       *store.DB
+	fleet    *sandbox.Fleet
+	mail     *mailbox.PostOffice
+	conf     Config
+	boxes    liveSandboxes
+	hosts    map[string]bool // see ownHost
+	requests *requests
+	limits   *limits
+	proxy    *httputil.ReverseProxy
+	uploads  *uploader
 }
 
 // New returns a server for the sandboxes in fleet.
-func New(log *slog.Logger, db *store.DB, fleet *sandbox.Fleet, templates *template.Cache, mail *mailbox.PostOffice, c Config) *Server {
-	s := &Server{log: log, db: db, fleet: fleet, templates: templates, mail: mail, conf: c}
+func New(log *slog.Logger, db *store.DB, fleet *sandbox.Fleet, mail *mailbox.PostOffice, c Config) *Server {
+	s := &Server{log: log, db: db, fleet: fleet, mail: mail, conf: c}
 	s.openData(fleet, fleet.Transport())
 	return s
 }
@@ -113,6 +121,7 @@ func (s *Server) openData(b liveSandboxes, inside http.RoundTripper) {
 	s.boxes, s.hosts = b, ownHosts(s.conf)
 	s.requests = &requests{max: s.conf.MaxConnections, by: map[requestKey]int{}}
 	s.limits = newLimits(*s.conf.Limits)
+	s.uploads = newUploader(s.conf.UploadKey)
 	s.proxy = s.newProxy(inside)
 }
 
@@ -204,19 +213,15 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error), mayUse 
 	handle("PUT /sandboxes/{id}/network", s.setNetwork)
 	handle("POST /sandboxes/{id}/snapshots", s.createSnapshot)
 	handle("GET /snapshots", s.listSnapshots)
-	handle("DELETE /templates/{id}", s.deleteTemplate)
-	handle("GET /templates/aliases/{alias...}", s.alias)
+	s.templateRoutes(mux, handle)
 	s.volumeRoutes(mux, handle, mayUse)
 	s.secretRoutes(handle)
 	s.observe(handle)
-	// Parts of E2B's API that Postern does not have get an answer of their own. It
-	// is not 404, which the SDKs take for "no such sandbox".
-	for _, p := range []string{
-		"/templates", "/templates/", "/v2/templates",
-		"/v2/templates/", "/v3/templates",
-	} {
+	// E2B's routes for its dashboard and its operators, which take no project's key there
+	// either.
+	for _, p := range []string{"/api-keys", "/api-keys/{id}", "/access-tokens", "/access-tokens/{id}", "/nodes", "/nodes/{id}", "/admin/"} {
 		handle(p, func(_ http.ResponseWriter, r *http.Request, _ auth.Principal) error {
-			return fmt.Errorf("%s %s: %w", r.Method, r.URL.Path, errNotYet)
+			return fmt.Errorf("%s is not for a project's key: people manage keys and the server with the command \"postern\" or in the console: %w", r.URL.Path, auth.ErrForbidden)
 		})
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -295,6 +300,8 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 		status, msg = http.StatusTooManyRequests, err.Error()
 	case volumeStatus(err) != 0:
 		status, msg = volumeStatus(err), err.Error()
+	case templateStatus(err) != 0:
+		status, msg = templateStatus(err), err.Error()
 	case secretStatus(err) != 0: // before the placeholders of rules
 		status, msg = secretStatus(err), err.Error()
 	case errors.Is(err, auth.ErrUnauthenticated):
@@ -303,7 +310,7 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 		status, msg = http.StatusForbidden, err.Error()
 	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoSnapshot), errors.Is(err, webhook.ErrNotFound):
 		status, msg = http.StatusNotFound, err.Error()
-	case errors.Is(err, template.ErrNotFound), errors.Is(err, directory.ErrNoInbox):
+	case errors.Is(err, directory.ErrNoInbox):
 		status, msg = http.StatusBadRequest, err.Error() // a field of the request is wrong, not its path
 	case errors.Is(err, policy.ErrPlaceholder):
 		status, msg = http.StatusBadRequest, "Network transform header contains a malformed E2B placeholder. "+err.Error()

@@ -199,8 +199,8 @@ func TestRoutes(t *testing.T) {
 	known := s.HandlerFor(func(*http.Request) (auth.Principal, error) { return auth.Principal{Kind: auth.Project}, nil })
 	unknown := s.HandlerFor(func(*http.Request) (auth.Principal, error) { return auth.Principal{}, auth.ErrUnauthenticated })
 	for target, statuses := range map[string][2]int{
-		"POST /v3/templates":  {501, 401},
-		"GET /templates":      {501, 401},
+		"POST /templates":     {410, 401},
+		"GET /api-keys":       {403, 401},
 		"POST /volumes":       {501, 401},
 		"GET /secrets":        {501, 401},
 		"GET /no-such":        {404, 404},

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/build"
 	"postern/internal/sandbox"
-	"postern/internal/template"
 )
 
 // guestVersion is the version of E2B's guest that ours is compatible with.
@@ -168,11 +168,11 @@ func nameInboxKey(err error) error {
 // resolve finds a template by its name, or a snapshot by its ID or name: for E2B's
 // clients a snapshot is a template.
 func (s *Server) resolve(ctx context.Context, who auth.Principal, name string) (id, snapshot string, err error) {
-	t, err := s.templates.Resolve(ctx, name)
+	t, err := s.conf.Builds.Resolve(ctx, who, name)
 	if err == nil {
 		return t.ID, "", nil
 	}
-	if !errors.Is(err, template.ErrNotFound) {
+	if !errors.Is(err, build.ErrNotFound) {
 		return "", "", err
 	}
 	n, serr := s.fleet.FindSnapshot(ctx, who, name)
@@ -183,6 +183,27 @@ func (s *Server) resolve(ctx context.Context, who auth.Principal, name string) (
 		serr = err
 	}
 	return "", "", serr
+}
+
+// templateIDs returns the exact templates that a name may have stood for when a sandbox
+// was created: all builds of a template, or only that of a tag. Unknown names have none.
+func (s *Server) templateIDs(ctx context.Context, who auth.Principal, name string) (map[string]bool, error) {
+	ids := map[string]bool{name: true}
+	t, err := s.conf.Builds.Resolve(ctx, who, name)
+	if err == nil {
+		ids[t.ID] = true
+	}
+	if err == nil && t.Template == nil || strings.Contains(name, ":") {
+		return ids, nil
+	}
+	builds, err := s.conf.Builds.Builds(ctx, who, name)
+	if err != nil && !errors.Is(err, build.ErrNotFound) && !errors.Is(err, build.ErrForbidden) {
+		return nil, err
+	}
+	for _, b := range builds {
+		ids[build.SandboxID(b.ID)] = true
+	}
+	return ids, nil
 }
 
 // sandbox returns the answer to create and connect.
@@ -298,9 +319,10 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, who auth.Principal
 	if err != nil {
 		return err
 	}
-	// Sandboxes store their template's ID, but the caller may filter by name.
-	if t, err := s.templates.Resolve(r.Context(), q.template); q.template != "" && err == nil {
-		q.template = t.ID
+	if q.template != "" {
+		if q.templates, err = s.templateIDs(r.Context(), who, q.template); err != nil {
+			return err
+		}
 	}
 	all, err := s.fleet.List(r.Context(), who, false)
 	if err != nil {
@@ -364,6 +386,7 @@ type listQuery struct {
 	running   bool
 	paused    bool
 	template  string
+	templates map[string]bool // exact templates that template stands for
 	since     time.Time
 	ascending bool
 	page
@@ -387,7 +410,7 @@ func (q *listQuery) matches(i sandbox.Info) bool {
 	if running(i) && !q.running || !running(i) && !q.paused {
 		return false
 	}
-	return (q.template == "" || q.template == i.Template) && !i.Started.Before(q.since)
+	return (q.template == "" || q.templates[i.Template]) && !i.Started.Before(q.since)
 }
 
 // parseListQuery parses the filters and the page of list.
@@ -437,15 +460,4 @@ func parseListQuery(v url.Values) (*listQuery, error) {
 		q.metadata[key] = val
 	}
 	return q, nil
-}
-
-// alias answers whether a template of that name exists.
-func (s *Server) alias(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
-	t, err := s.templates.Resolve(r.Context(), r.PathValue("alias"))
-	if err != nil {
-		reply(w, http.StatusNotFound, map[string]any{"code": 404, "message": err.Error()})
-		return nil //nolint:nilerr // the error has been answered
-	}
-	reply(w, http.StatusOK, map[string]any{"templateID": t.ID, "public": false})
-	return nil
 }

@@ -79,17 +79,3 @@ func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, who auth.
 	reply(w, http.StatusOK, out)
 	return nil
 }
-
-// deleteTemplate removes a snapshot, which is a template in E2B's API. The server's
-// own templates cannot be removed.
-func (s *Server) deleteTemplate(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	n, err := s.fleet.FindSnapshot(r.Context(), who, r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	if err := s.fleet.DeleteSnapshot(r.Context(), who, n.ID); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
-}

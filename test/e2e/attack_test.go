@@ -252,7 +252,7 @@ func TestLimits(t *testing.T) {
 		body map[string]any
 		want int
 	}{
-		{"unknown template", map[string]any{"templateID": "nope"}, 400},
+		{"unknown template", map[string]any{"templateID": "nope"}, 404},
 		{"unknown field", map[string]any{"templateID": "base", "gpu": true}, 400},
 		{"a malformed identity token", map[string]any{"templateID": "base", "iam": map[string]any{"tokens": map[string]any{"x": 1}}}, 400},
 		{"timeout too long", map[string]any{"templateID": "base", "timeout": 3601}, 400},
