@@ -96,6 +96,8 @@ type Config struct {
 
 	PermitSettings // what they can be allowed beyond that
 
+	RegistrySettings // where images of containers come from
+
 	Egress      string   // "deny" or "allow": the most that sandboxes may be allowed
 	EgressCA    string   // file of certificate authorities, in PEM, that servers outside may have besides the system's
 	EgressAllow []string // addresses, CIDR prefixes and names that sandboxes may be allowed besides
@@ -175,6 +177,7 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	pathVar(fs, &c.EgressCA, "egress-ca", "", "`file` of certificate authorities (PEM) by which servers outside are verified besides the system's, where requests of sandboxes are inspected")
 	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
 	c.PermitSettings.flags(fs)
+	c.RegistrySettings.flags(fs)
 	fs.StringVar(&c.DNS, "dns", "", "`address:port` of the DNS server for names that sandboxes look up (default: that of --resolver, or the system's)")
 	pathVar(fs, &c.SecretsKeyFile, "secrets-key-file", "", "`file` of the key under which secrets are encrypted: 32 bytes as 64 hexadecimal digits or base64 (default: the environment's POSTERN_SECRETS_KEY, or else a key derived from server.key). See docs/reference/secrets.md")
 	fs.StringVar(&c.SecretsKeyCommand, "secrets-key-command", "", "`command` that prints that key, run once at the start by /bin/sh")
@@ -270,6 +273,7 @@ func (c *Config) validate() error {
 	c.Notices.validate(c, bad)
 	c.RecordTo.validate(bad)
 	c.PermitSettings.validate(bad)
+	c.RegistrySettings.validate(bad)
 	if _, err := domain.ASCII(cmp.Or(c.MailHost, c.MailDomain)); err != nil {
 		bad("mail-host", "%q is not a host name", c.MailHost)
 	}

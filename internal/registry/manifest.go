@@ -117,6 +117,9 @@ func parseManifest(b []byte, kind string) (*v1.Manifest, *v1.Descriptor, error) 
 	return nil, nil, fmt.Errorf("%w: its manifest is of type %q, not of a container image", ErrInvalid, printable(kind))
 }
 
+// errPlatform means that an image is for other machines.
+var errPlatform = fmt.Errorf("%w: there is none for linux/%s", ErrInvalid, runtime.GOARCH)
+
 // choose returns the manifest or index of this machine's platform.
 func choose(ds []v1.Descriptor) (*v1.Descriptor, error) {
 	var have []string
@@ -131,7 +134,7 @@ func choose(ds []v1.Descriptor) (*v1.Descriptor, error) {
 			have = append(have, printable(d.Platform.String()))
 		}
 	}
-	return nil, fmt.Errorf("%w: there is none for linux/%s, only for: %s", ErrInvalid, runtime.GOARCH, strings.Join(have, ", "))
+	return nil, fmt.Errorf("%w: only for: %s", errPlatform, strings.Join(have, ", "))
 }
 
 // checkLayers checks what a manifest says about its layers and returns how many bytes
@@ -180,7 +183,7 @@ func parseConfig(b []byte, m *v1.Manifest) (*v1.ConfigFile, error) {
 		return nil, fmt.Errorf("%w: its configuration is malformed: %w", ErrInvalid, err)
 	}
 	if (c.OS != "" && c.OS != "linux") || (c.Architecture != "" && c.Architecture != runtime.GOARCH) {
-		return nil, fmt.Errorf("%w: it is for %s/%s, and this machine is linux/%s", ErrInvalid, printable(c.OS), printable(c.Architecture), runtime.GOARCH)
+		return nil, fmt.Errorf("%w: it is for %s/%s", errPlatform, printable(c.OS), printable(c.Architecture))
 	}
 	if len(c.RootFS.DiffIDs) != len(m.Layers) {
 		return nil, fmt.Errorf("%w: its configuration names %d layers, and its manifest %d", ErrInvalid, len(c.RootFS.DiffIDs), len(m.Layers))

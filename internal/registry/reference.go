@@ -36,6 +36,25 @@ func parse(s string) (name.Reference, error) {
 	return r, nil
 }
 
+// CheckAllow says what is wrong with an entry of [Config.Allow].
+func CheckAllow(s string) error {
+	if e, err := parseEndpoint(s); err != nil || e.prefix != "" {
+		return errors.New("must be HOST, HOST:PORT or http://HOST:PORT")
+	}
+	return nil
+}
+
+// CheckMirror says what is wrong with an entry of [Config.Mirrors].
+func CheckMirror(host, u string) error {
+	if _, err := registryHost(host); err != nil {
+		return err
+	}
+	if _, err := parseEndpoint(u); err != nil {
+		return fmt.Errorf("mirror of %s: %w", host, err)
+	}
+	return nil
+}
+
 // registryHost returns a registry's host as references have it: "docker.io" is another
 // name of "index.docker.io".
 func registryHost(s string) (string, error) {

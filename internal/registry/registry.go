@@ -135,9 +135,12 @@ func New(c Config) (*Puller, error) {
 	c.Dir = dir
 	p := &Puller{conf: c, hosts: map[string]string{}, mirrors: map[string]endpoint{}, ecr: ecrURL, paused: time.Second}
 	for _, a := range c.Allow {
+		if err := CheckAllow(a); err != nil {
+			return nil, fmt.Errorf("registry: allowed host %q: %w", a, err)
+		}
 		e, err := parseEndpoint(a)
-		if err != nil || e.prefix != "" {
-			return nil, fmt.Errorf("registry: allowed host %q: must be HOST, HOST:PORT or http://HOST:PORT", a)
+		if err != nil {
+			return nil, fmt.Errorf("registry: allowed host %q: %w", a, err)
 		}
 		p.hosts[e.address()] = e.scheme
 	}

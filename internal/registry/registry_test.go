@@ -2,9 +2,6 @@ package registry_test
 
 import (
 	"bytes"
-	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"net"
 	"net/http"
@@ -157,7 +154,3 @@ func TestPrivateImagesNeedCredentials(t *testing.T) {
 		t.Errorf("got %v, want ErrNotFound", err)
 	}
 }
-
-var _ = base64.StdEncoding
-var _ = json.Marshal
-var _ context.Context
