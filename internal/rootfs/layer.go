@@ -40,14 +40,18 @@ func isOpaque(h *tar.Header) bool {
 // An entry below a symbolic link goes where the link leads within the tree, as with
 // container runtimes: some images have /lib as a link to /usr/lib, and entries in /lib.
 // The last part of a name is never followed. Parents that are missing are made.
-func (t *Tree) Apply(layer *os.File, l Limits) error {
+func (t *Tree) Apply(layer *os.File, l Limits) error { return t.apply(layer, l, false) }
+
+// apply is Apply; upper says that the layer is that of an overlay, where whiteouts are
+// devices.
+func (t *Tree) apply(layer *os.File, l Limits, upper bool) error {
 	f, err := dup(layer)
 	if err != nil {
 		return err
 	}
 	t.files = append(t.files, f)
 	t.limits = l.orDefault()
-	a := applier{t: t, f: f}
+	a := applier{t: t, f: f, upper: upper}
 	// A whiteout hides what is below the layer, not what is in it, whatever the order of
 	// the entries is. So the whiteouts come first.
 	if err := a.each(a.hide); err != nil {
@@ -67,8 +71,9 @@ func dup(f *os.File) (*os.File, error) {
 
 // An applier applies one layer.
 type applier struct {
-	t *Tree
-	f *os.File
+	t     *Tree
+	f     *os.File
+	upper bool // see apply
 }
 
 // A cursor reads a file from its start, whatever the offset of its descriptor is, and
@@ -131,6 +136,11 @@ func (a *applier) each(f func(h *tar.Header, name string, at int64) error) error
 		if err != nil {
 			return err
 		}
+		if a.upper && strings.Contains("/"+name, "/"+whiteoutPrefix) {
+			// The agent could hide any file by it, also from the record of what is in
+			// the template.
+			return fmt.Errorf("%w: %.256q: a layer cannot hold files whose name begins with %q; rename or remove it", ErrInvalid, name, whiteoutPrefix)
+		}
 		if err := checkHeader(h, c); err != nil {
 			return fmt.Errorf("entry %.256q: %w", h.Name, err)
 		}
@@ -151,7 +161,7 @@ func cleanName(name string) (string, error) {
 		switch {
 		case p == "" || p == ".":
 			continue
-		case badName(p):
+		case badName(strings.TrimPrefix(p, whiteoutPrefix)):
 			return "", fmt.Errorf("%w: entry %.256q: the name %.300q is not allowed", ErrInvalid, name, p)
 		}
 		parts = append(parts, p)
@@ -191,8 +201,6 @@ func (a *applier) hide(h *tar.Header, name string, _ int64) error {
 		opaque, dir = true, name
 	case isWhiteoutDevice(h):
 		hidden, whiteout = base, true
-	case whiteout && badName(hidden):
-		return fmt.Errorf("%w: a whiteout of %q", ErrInvalid, hidden)
 	}
 	if !opaque && (!whiteout || strings.HasPrefix(base, whiteoutMeta)) {
 		return nil

@@ -1,6 +1,374 @@
 package rootfs
 
-// Provision puts into the tree what every sandbox needs inside. It is idempotent.
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"postern/internal/erofs"
+)
+
+// The user of agents' code, as E2B has it.
+const (
+	defaultUser = "user"
+	firstID     = 1000
+	lastID      = 60000 // beyond it are the IDs of services and of nobody
+)
+
+// maxAccounts bounds /etc/passwd and its like, in bytes: the guest reads them too.
+const maxAccounts = 1 << 20
+
+// Files whose content does not depend on the image.
+const (
+	hosts = `127.0.0.1 localhost
+::1 localhost ip6-localhost ip6-loopback
+127.0.1.1 sandbox
+10.0.0.1 postern.internal
+`
+	resolvConf = "nameserver 10.0.0.1\noptions timeout:5 attempts:2\n"
+	// There is no syslog to tell.
+	sudoers = "user ALL=(ALL:ALL) NOPASSWD: ALL\nDefaults !syslog\n"
+)
+
+// Where distributions have their public certificate authorities: Debian and Alpine,
+// Red Hat, Alpine's other name, SUSE. The guest adds the sandbox's own to each, see its
+// trust.go.
+const trustBundle = "/etc/ssl/certs/ca-certificates.crt"
+
+func trustBundles() []string {
+	return []string{trustBundle, "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem", "/etc/ssl/ca-bundle.pem"}
+}
+
+// Provision puts into the tree what every sandbox needs inside: an account for agents'
+// code with its home directory, the names of hosts, the directories that the guest and
+// E2B's clients expect, and mount points. Nothing of the image runs, so images without
+// a shell work too. It is idempotent. A build calls it before its first step, and once
+// more after its last one.
+//
+// The image may be hostile: a link never leads out of the tree, and files that are too
+// large or of a wrong type are errors that wrap [ErrInvalid].
 func (t *Tree) Provision() error {
-	return t.placeGuest()
+	for _, step := range []func() error{t.directories, t.names, t.accounts, t.trust, t.placeGuest} {
+		if err := step(); err != nil {
+			return fmt.Errorf("prepare the image: %w", err)
+		}
+	}
+	return nil
+}
+
+// directories makes the directories of each sandbox.
+func (t *Tree) directories() error {
+	// The kernel mounts over these. A link there would make it mount elsewhere.
+	for _, name := range []string{"proc", "sys", "dev", "run"} {
+		if d := t.root.Entries[name]; d == nil || d.Kind() != unix.S_IFDIR {
+			if _, err := t.put(trail{t.root}, name, newDir()); err != nil {
+				return err
+			}
+		}
+	}
+	for _, d := range []struct {
+		path string
+		mode uint32 // that it gets if it is missing
+		set  bool   // or also if it exists
+	}{
+		{"/etc", 0o755, false},
+		{"/root", 0o700, false},
+		{"/run/postern", 0o755, true},
+		{"/run/e2b", 0o755, true},
+		{"/tmp", 0o1777, true},
+		{"/var/tmp", 0o1777, true},
+		{"/usr/local/bin", 0o755, false},
+		{"/etc/sudoers.d", 0o755, false},
+		{"/usr/local/share/ca-certificates", 0o755, false},
+		{"/etc/ssl/certs", 0o755, false},
+		{"/code", 0o777, true}, // E2B's
+	} {
+		n, err := t.makeDir(d.path, d.mode)
+		if err != nil {
+			return err
+		}
+		if d.set {
+			n.Mode = unix.S_IFDIR | d.mode
+		}
+	}
+	return t.openLocal()
+}
+
+// openLocal lets every user install programs below /usr/local, as E2B does. Nobody but
+// root may change /usr/local/sbin, where the guest is: the sticky bit above it keeps
+// others from putting another directory there.
+func (t *Tree) openLocal() error {
+	local, err := t.makeDir("/usr/local", 0o755)
+	if err != nil {
+		return err
+	}
+	sbin, err := t.makeDir("/usr/local/sbin", 0o755)
+	if err != nil {
+		return err
+	}
+	if err := walk("", local, func(_ string, n *erofs.Node) error {
+		if n.Kind() == unix.S_IFDIR {
+			n.Mode = unix.S_IFDIR | 0o777
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	local.Mode = unix.S_IFDIR | 0o1777
+	if sbin != local { // a link to it
+		sbin.Mode, sbin.UID, sbin.GID = unix.S_IFDIR|0o755, 0, 0
+	}
+	return nil
+}
+
+// names writes the files by which programs find hosts.
+func (t *Tree) names() error {
+	for _, f := range []struct {
+		name, content string
+		mode          uint32
+	}{
+		{"/etc/hosts", hosts, 0o644},
+		{"/etc/resolv.conf", resolvConf, 0o644}, // often a link of systemd
+		{"/etc/hostname", "sandbox\n", 0o644},
+		// Each sandbox gets an ID of its own, and only if the file is there.
+		{"/etc/machine-id", "", 0o444},
+		{"/etc/sudoers.d/postern", sudoers, 0o440},
+	} {
+		if err := t.WriteFile(f.name, f.content, f.mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// accounts makes the account of agents' code, and root's if there is none.
+func (t *Tree) accounts() error {
+	passwd, err := t.table("/etc/passwd")
+	if err != nil {
+		return err
+	}
+	group, err := t.table("/etc/group")
+	if err != nil {
+		return err
+	}
+	if !group.has("root") {
+		group.add("root:x:0:")
+	}
+	if !passwd.has("root") {
+		passwd.add("root:x:0:0:root:/root:" + t.shell())
+	}
+	old := passwd.row(defaultUser)
+	uid, gid := passwd.free(2), 0
+	if old != nil { // an image of our own, or one that has this name
+		uid, gid = number(old, 2), number(old, 3)
+	} else {
+		if g := group.row(defaultUser); g != nil {
+			gid = number(g, 2)
+		} else {
+			gid = group.freeFrom(2, uid)
+			group.add(fmt.Sprintf("%s:x:%d:", defaultUser, gid))
+		}
+		if uid > lastID || gid > lastID {
+			return fmt.Errorf("%w: /etc/passwd has no free ID from %d to %d", ErrInvalid, firstID, lastID)
+		}
+		passwd.add(fmt.Sprintf("%s:x:%d:%d::/home/%s:%s", defaultUser, uid, gid, defaultUser, t.shell()))
+	}
+	if uid < 0 || gid < 0 {
+		return fmt.Errorf("%w: the account %q has no ID in /etc/passwd or /etc/group", ErrInvalid, defaultUser)
+	}
+	if err := errors.Join(t.store(passwd), t.store(group)); err != nil {
+		return err
+	}
+	// A locked password. Without a date of its last change it does not expire.
+	for name, line := range map[string]string{"/etc/shadow": ":!::0:99999:7:::", "/etc/gshadow": ":!::"} {
+		s, err := t.table(name)
+		if err != nil {
+			return err
+		}
+		if s.missing && name == "/etc/gshadow" {
+			continue
+		}
+		for _, who := range []string{"root", defaultUser} {
+			if !s.has(who) && (who != "root" || s.missing) {
+				s.add(who + line)
+			}
+		}
+		if err := t.store(s); err != nil {
+			return err
+		}
+	}
+	code, err := t.lookup("/code")
+	if err != nil {
+		return err
+	}
+	code.UID, code.GID = uint32(uid), uint32(gid)
+	if old != nil && !(len(old) > 5 && old[5] == "/home/"+defaultUser) {
+		return nil // its home is the image's matter
+	}
+	return t.home(uint32(uid), uint32(gid))
+}
+
+// home makes the home directory of the account, with the files of /etc/skel.
+func (t *Tree) home(uid, gid uint32) error {
+	if n, err := t.lookup("/home/" + defaultUser); err == nil && n.Kind() == unix.S_IFDIR {
+		if n.UID == 0 {
+			n.UID, n.GID = uid, gid
+		}
+		return nil
+	}
+	if _, err := t.makeDir("/home/"+defaultUser, 0o755); err != nil {
+		return err
+	}
+	dir, _, _, err := t.resolve("/home/"+defaultUser+"/.", true, false)
+	if err != nil {
+		return err
+	}
+	home := dir.last()
+	home.UID, home.GID = uid, gid
+	skel, err := t.lookup("/etc/skel")
+	if err != nil || skel.Kind() != unix.S_IFDIR {
+		return nil
+	}
+	// Only files: by links the home could be in a directory of /etc/skel.
+	for _, name := range slices.Sorted(maps.Keys(skel.Entries)) {
+		c := skel.Entries[name]
+		if home.Entries[name] != nil || c.Kind() == unix.S_IFDIR {
+			continue
+		}
+		own := *c
+		own.UID, own.GID = uid, gid
+		if _, err := t.put(dir, name, &own); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shell returns the shell of new accounts.
+func (t *Tree) shell() string {
+	for _, s := range []string{"/bin/bash", "/usr/bin/bash"} {
+		if n, err := t.lookup(s); err == nil && n.Kind() == unix.S_IFREG && n.Mode&0o111 != 0 {
+			return s
+		}
+	}
+	return "/bin/sh"
+}
+
+// trust makes the bundle of certificates that all tools are pointed to, if the image
+// has none under that name: the guest adds the sandbox's authority to it.
+func (t *Tree) trust() error {
+	if _, err := t.lookup(trustBundle); err == nil {
+		return nil
+	}
+	dir, base := split(trustBundle)
+	d, err := t.makeDir(dir, 0o755)
+	if err != nil {
+		return err
+	}
+	for _, b := range trustBundles()[1:] {
+		if n, err := t.lookup(b); err == nil && n.Kind() == unix.S_IFREG {
+			d.Entries[base] = &erofs.Node{Mode: unix.S_IFLNK | 0o777, Text: b}
+			return nil
+		}
+	}
+	return t.WriteFile(trustBundle, "", 0o644)
+}
+
+// A table is a file such as /etc/passwd: rows of fields with colons between them.
+type table struct {
+	name    string
+	text    string
+	rows    [][]string
+	missing bool // from the tree
+	changed bool
+}
+
+func (t *Tree) table(name string) (*table, error) {
+	b, err := t.ReadFile(name, maxAccounts)
+	if errors.Is(err, ErrNotExist) {
+		return &table{name: name, missing: true}, nil
+	} else if err != nil {
+		return nil, err
+	}
+	s := &table{name: name, text: string(b)}
+	for line := range strings.Lines(s.text) {
+		s.rows = append(s.rows, strings.Split(strings.TrimRight(line, "\r\n"), ":"))
+	}
+	return s, nil
+}
+
+// row returns the first row with that name, as programs look it up.
+func (s *table) row(name string) []string {
+	for _, r := range s.rows {
+		if r[0] == name {
+			return r
+		}
+	}
+	return nil
+}
+
+func (s *table) has(name string) bool { return s.row(name) != nil }
+
+func (s *table) add(line string) {
+	if s.text != "" && !strings.HasSuffix(s.text, "\n") {
+		s.text += "\n"
+	}
+	s.text += line + "\n"
+	s.rows = append(s.rows, strings.Split(line, ":"))
+	s.changed = true
+}
+
+// free returns the first free ID in a column.
+func (s *table) free(column int) int { return s.freeFrom(column, firstID) }
+
+func (s *table) freeFrom(column, from int) int {
+	used := map[int]bool{}
+	for _, r := range s.rows {
+		used[number(r, column)] = true
+	}
+	for used[from] {
+		from++
+	}
+	return from
+}
+
+// number returns the ID in a column of a row; -1 if it is none.
+func number(row []string, column int) int {
+	if column < len(row) {
+		if n, err := strconv.ParseUint(row[column], 10, 31); err == nil {
+			return int(n)
+		}
+	}
+	return -1
+}
+
+// store writes a table back, where a link at its name leads.
+func (t *Tree) store(s *table) error {
+	if !s.changed {
+		return nil
+	}
+	n, err := t.lookup(s.name)
+	if errors.Is(err, ErrNotExist) {
+		mode := uint32(0o644)
+		if strings.HasSuffix(s.name, "shadow") {
+			mode = 0o600
+		}
+		return t.WriteFile(s.name, s.text, mode)
+	} else if err != nil {
+		return err
+	}
+	// The node may have another name, which is not to change.
+	dir, name, _, err := t.resolve(s.name, true, false)
+	if err != nil {
+		return err
+	}
+	own := *n
+	own.From, own.At, own.Text, own.Size = nil, 0, s.text, int64(len(s.text))
+	dir.last().Entries[name] = &own
+	return nil
 }

@@ -1,0 +1,226 @@
+package rootfs
+
+import (
+	"bytes"
+	"crypto/sha1" //nolint:gosec // the format's checksum
+	"encoding/binary"
+	"strings"
+	"unicode/utf16"
+
+	"golang.org/x/sys/unix"
+
+	"postern/internal/erofs"
+)
+
+// The guest leaves traces in its sandbox: names, identity and the certificate of the
+// sandbox's authority, see trust.go, identity.go and settings.go of package guest. They
+// are of one sandbox, and must not get into a template.
+
+// traces returns the files that the guest writes anew in each sandbox. What is in a
+// directory counts too.
+func traces() []string {
+	return []string{
+		"/run/postern", "/run/e2b", "/etc/hosts", "/etc/hostname", "/etc/machine-id", "/etc/resolv.conf",
+		// The certificate, and the links to it: of the guest, and of
+		// update-ca-certificates.
+		"/usr/local/share/ca-certificates/postern.crt", "/etc/ssl/certs/65ab4b79.0", "/etc/ssl/certs/postern.pem",
+		// While the guest replaces a file.
+		"/etc/hosts.new", "/etc/hostname.new", "/etc/machine-id.new", "/usr/local/share/ca-certificates/postern.crt.new",
+	}
+}
+
+// volatile returns files that say when something was installed, or cache that. With
+// them no two builds of one definition would have the same digest.
+func volatile() []string {
+	return []string{
+		"/var/log/apt", "/var/log/dpkg.log", "/var/log/alternatives.log", "/var/log/bootstrap.log", "/var/log/fontconfig.log",
+		"/var/cache/ldconfig/aux-cache", "/var/cache/apt/pkgcache.bin", "/var/cache/apt/srcpkgcache.bin",
+		"/var/log/dnf.log", "/var/log/dnf.librepo.log", "/var/log/dnf.rpm.log", "/var/log/hawkey.log",
+	}
+}
+
+// The guest's part of a bundle of certificates, as its trust.go has it.
+const (
+	trustBegin = "# Postern begins: the certificate authority of this sandbox.\n"
+	trustEnd   = "# Postern ends.\n"
+	trustSize  = 2048 // bytes, at most
+	jksAlias   = "postern"
+)
+
+// maxTrust bounds the files that the guest's part is taken out of, in bytes: the guest
+// puts none into larger ones.
+const maxTrust = 8<<20 + trustSize
+
+// untrace takes the traces of the sandbox out of a tree that began as below, which gives
+// what was there before.
+func (t *Tree) untrace(below *Tree) error {
+	for _, path := range append(traces(), volatile()...) {
+		t.restore(below, path)
+	}
+	stores := trustBundles()
+	for _, dir := range []string{"/usr/lib/jvm", "/opt", "/opt/java"} {
+		n, err := t.lookup(dir)
+		if err != nil {
+			continue
+		}
+		for name := range n.Entries {
+			stores = append(stores, dir+"/"+name+"/lib/security/cacerts", dir+"/"+name+"/jre/lib/security/cacerts")
+		}
+	}
+	for _, path := range append(stores, "/etc/ssl/certs/java/cacerts") {
+		if err := t.untrust(below, path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restore puts the file of a path back to what it was.
+func (t *Tree) restore(below *Tree, path string) {
+	dir, name, _, err := t.resolve(path, false, false)
+	if err != nil || name == "" || len(dir) == 0 {
+		return // its directory does not exist
+	}
+	_, _, was, err := below.resolve(path, false, false)
+	if err != nil || was == nil {
+		delete(dir.last().Entries, name)
+		return
+	}
+	// A copy: the agent may have made a link to this directory where the next path is
+	// restored, and below must not change.
+	dir.last().Entries[name] = copied(was, map[*erofs.Node]*erofs.Node{})
+}
+
+// untrust takes the sandbox's authority out of a bundle of certificates or a trust
+// store of Java.
+func (t *Tree) untrust(below *Tree, path string) error {
+	dir, name, n, err := t.resolve(path, true, false)
+	if err != nil || n == nil || n.Kind() != unix.S_IFREG || n.Size > maxTrust {
+		return nil
+	}
+	was, _ := below.lookup(path) // nil if it did not exist
+	if was != nil && was.From == n.From && was.At == n.At && was.Size == n.Size && was.Text == n.Text {
+		return nil
+	}
+	b, err := readNode(path, n, maxTrust)
+	if err != nil {
+		return err
+	}
+	clean, found := withoutTrust(b)
+	if !found {
+		clean, found = withoutJKS(b)
+	}
+	if !found {
+		return nil
+	}
+	if was != nil && was.Kind() == unix.S_IFREG && was.Size <= maxTrust {
+		old, err := readNode(path, was, maxTrust)
+		if err != nil {
+			return err
+		}
+		// The guest ends the last line before it adds its part.
+		if bytes.Equal(bytes.TrimSuffix(old, []byte("\n")), bytes.TrimSuffix(clean, []byte("\n"))) {
+			dir.last().Entries[name] = was
+			return nil
+		}
+	}
+	own := erofs.Node{Mode: n.Mode, UID: n.UID, GID: n.GID, Sec: n.Sec, Nsec: n.Nsec, Text: string(clean), Size: int64(len(clean))}
+	dir.last().Entries[name] = &own
+	return nil
+}
+
+// withoutTrust returns a bundle without the guest's parts, and whether there were any.
+func withoutTrust(b []byte) ([]byte, bool) {
+	var kept strings.Builder
+	found := false
+	for rest := string(b); ; {
+		before, part, begins := strings.Cut(rest, trustBegin)
+		kept.WriteString(before)
+		if !begins {
+			return []byte(kept.String()), found
+		}
+		_, after, ends := strings.Cut(part, trustEnd)
+		if !ends || len(part)-len(after)+len(trustBegin) > trustSize { // not the guest's
+			kept.WriteString(trustBegin)
+			after = part
+		} else {
+			found = true
+		}
+		rest = after
+	}
+}
+
+// withoutJKS returns a trust store of Java in its format JKS without the guest's entry,
+// and whether there was one. See jks.go of package guest for the format.
+func withoutJKS(b []byte) ([]byte, bool) {
+	const head = 12 // magic number, version, count
+	if len(b) < head+sha1.Size || binary.BigEndian.Uint32(b) != 0xfeedfeed {
+		return nil, false
+	}
+	body := b[:len(b)-sha1.Size]
+	if !bytes.Equal(jksSum(body), b[len(body):]) {
+		return nil, false
+	}
+	out, count := bytes.Clone(body[:head]), uint32(0)
+	for rest := body[head:]; len(rest) > 0; {
+		size, alias := jksEntry(rest)
+		if size == 0 {
+			return nil, false
+		}
+		if alias != jksAlias {
+			out = append(out, rest[:size]...)
+			count++
+		}
+		rest = rest[size:]
+	}
+	if count == binary.BigEndian.Uint32(body[8:]) {
+		return nil, false
+	}
+	binary.BigEndian.PutUint32(out[8:], count)
+	return append(out, jksSum(out)...), true
+}
+
+// jksEntry returns the size and the alias of the first entry; 0 if it is not a whole
+// trusted certificate.
+func jksEntry(b []byte) (size int, alias string) {
+	at := 0
+	field := func(bytes int) []byte { // a length of that size, and as much
+		n := 0
+		for range bytes {
+			if at >= len(b) {
+				at = len(b) + 1
+				return nil
+			}
+			n = n<<8 | int(b[at])
+			at++
+		}
+		if n > len(b)-at {
+			at = len(b) + 1
+			return nil
+		}
+		at += n
+		return b[at-n : at]
+	}
+	if len(b) < 4 || binary.BigEndian.Uint32(b) != 2 {
+		return 0, ""
+	}
+	at = 4
+	name := field(2)
+	at += 8 // when it was made
+	field(2)
+	field(4)
+	if at > len(b) {
+		return 0, ""
+	}
+	return at, string(name)
+}
+
+func jksSum(b []byte) []byte {
+	h := sha1.New() //nolint:gosec // the format's
+	for _, c := range utf16.Encode([]rune("changeit")) {
+		_, _ = h.Write([]byte{byte(c >> 8), byte(c)}) // never fails
+	}
+	_, _ = h.Write([]byte("Mighty Aphrodite"))
+	_, _ = h.Write(b)
+	return h.Sum(nil)
+}
