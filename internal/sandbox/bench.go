@@ -472,6 +472,7 @@ func (b *Bench) WriteLayer(ctx context.Context, w *os.File) error {
 // bytes: an archive can say in few bytes that a file has many.
 func filterLayer(w io.Writer, r io.Reader, most int64) error {
 	tr, tw := tar.NewReader(r), tar.NewWriter(w)
+	gone := map[string]bool{} // removed files
 	for {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
@@ -480,11 +481,18 @@ func filterLayer(w io.Writer, r io.Reader, most int64) error {
 		if err != nil {
 			return err
 		}
-		name := path.Clean("/" + h.Name)[1:]
+		name, target := path.Clean("/" + h.Name)[1:], path.Clean("/" + h.Linkname)[1:]
+		// All removed files are one device in the kernel, so it writes links to the first.
+		if h.Typeflag == tar.TypeLink && gone[target] {
+			h = &tar.Header{Name: h.Name, Typeflag: tar.TypeChar, ModTime: h.ModTime}
+		}
+		if h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0 {
+			gone[name] = true
+		}
 		if ownFile(name) {
 			continue
 		}
-		if h.Typeflag == tar.TypeLink && ownFile(path.Clean("/" + h.Linkname)[1:]) {
+		if h.Typeflag == tar.TypeLink && ownFile(target) {
 			return fmt.Errorf("%.256q is a hard link to %.256q, which belongs to the sandbox and not to the template", h.Name, h.Linkname)
 		}
 		if most -= h.Size; most < 0 || h.Size < 0 {

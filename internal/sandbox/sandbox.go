@@ -216,7 +216,7 @@ type Layerer interface {
 	// WriteLayer writes all that the sandbox has written to its root file system as a
 	// tar archive of at most so many bytes, as of one moment. Names begin with "./";
 	// directories come before what is in them. A removed file is a character device
-	// 0:0, and a directory that hides the one below has the extended attribute
+	// 0:0, or a hard link to one, and a directory that hides the one below has the extended attribute
 	// trusted.overlay.opaque. Sockets are left out. The archive is hostile.
 	//
 	// The sandbox stands still meanwhile, and continues also after an error. Its
