@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"postern/internal/auth"
 	"postern/internal/build"
 	"postern/internal/connection"
 	"postern/internal/console"
@@ -190,7 +191,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Keeper:     links,
 		KeepPaused: d.conf.KeepPaused,
 		MaxPaused:  d.conf.MaxPaused, MaxSnapshots: d.conf.MaxSnapshots, KeepFreeMB: d.conf.KeepFreeMB,
-		MaxSandboxes: d.conf.MaxSandboxes, MaxTimeout: d.conf.MaxTimeout,
+		MaxSandboxes: d.conf.MaxSandboxes, PerAgent: d.conf.AgentSandboxes, MaxTimeout: d.conf.MaxTimeout,
 		CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB, Processes: d.conf.Processes,
 		Warmup:  map[uint16]time.Duration{e2bapi.InterpreterPort: 20 * time.Second},
 		Inboxes: d.post.Keys,
@@ -216,7 +217,12 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Limits: d.conf.limits(), Volumes: d.vols, Secrets: d.secrets, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook, SealProxy: d.proxyKey.Seal,
 		Builds: d.builds, UploadKey: key, HTTPS: d.conf.HTTPS,
 	})
+	var find func(context.Context, auth.Principal, string) (string, string, error)
+	if d.conf.runsSandboxes() {
+		find = d.e2b.Template
+	}
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet, mcpserver.Config{
+		Template: find, Ceiling: d.conf.ceiling(),
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS, Issuers: d.conf.OAuthIssuers, Permits: d.permits, Denials: d.denials,
 	})
 	if d.notify, err = d.newNotifier(lis, client); err != nil {

@@ -109,18 +109,19 @@ type Config struct {
 	SecretsKeyFile    string
 	SecretsKeyCommand string // run by /bin/sh; prints the key
 
-	Sandboxes    string        // "on" or "off": whether this server runs sandboxes, or mail and people alone
-	MaxSandboxes int           // at the same time
-	CPUs         float64       // cores of each sandbox
-	MemoryMB     int64         // mebibytes of each sandbox
-	DiskMB       int64         // mebibytes that each sandbox may write
-	Processes    int64         // of each sandbox
-	SandboxIDs   string        // user ids of this machine that sandboxes run as, as gvisor.ParseIDRange reads it
-	MaxTimeout   time.Duration // longest life that can be asked for
-	KeepPaused   time.Duration // after which a paused sandbox is killed; 0 means never
-	MaxPaused    int           // paused sandboxes at the same time
-	MaxSnapshots int           // that callers made and did not delete
-	KeepFreeMB   int64         // mebibytes of the disk that no pause, fork or snapshot may take
+	Sandboxes      string        // "on" or "off": whether this server runs sandboxes, or mail and people alone
+	MaxSandboxes   int           // at the same time
+	AgentSandboxes int           // of each inbox's agent at the same time, which it makes itself; 0 means none
+	CPUs           float64       // cores of each sandbox
+	MemoryMB       int64         // mebibytes of each sandbox
+	DiskMB         int64         // mebibytes that each sandbox may write
+	Processes      int64         // of each sandbox
+	SandboxIDs     string        // user ids of this machine that sandboxes run as, as gvisor.ParseIDRange reads it
+	MaxTimeout     time.Duration // longest life that can be asked for
+	KeepPaused     time.Duration // after which a paused sandbox is killed; 0 means never
+	MaxPaused      int           // paused sandboxes at the same time
+	MaxSnapshots   int           // that callers made and did not delete
+	KeepFreeMB     int64         // mebibytes of the disk that no pause, fork or snapshot may take
 
 	PoolMin      int   // sandboxes that wait to be asked for at all times
 	PoolMax      int   // that wait when many are asked for
@@ -183,6 +184,7 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.SecretsKeyCommand, "secrets-key-command", "", "`command` that prints that key, run once at the start by /bin/sh")
 	fs.StringVar(&c.Sandboxes, "sandboxes", "on", "on or off: whether this server runs sandboxes. Only one server of a PostgreSQL database does; start further ones, for mail and people, with off")
 	fs.IntVar(&c.MaxSandboxes, "max-sandboxes", 50, "sandboxes at the same time")
+	fs.IntVar(&c.AgentSandboxes, "agent-sandboxes", 2, "sandboxes that the agent of each inbox may have at the same time with the MCP tools of the set code; 0: none")
 	fs.Float64Var(&c.CPUs, "cpus", 2, "cores of each sandbox")
 	fs.Int64Var(&c.MemoryMB, "memory", 1024, "mebibytes of memory of each sandbox")
 	fs.Int64Var(&c.DiskMB, "disk", 2048, "mebibytes that each sandbox may write")
@@ -295,7 +297,7 @@ func (c *Config) validate() error {
 	for _, l := range []struct {
 		flag string
 		v    float64
-	}{{"max-sandboxes", float64(c.MaxSandboxes)}, {"cpus", c.CPUs}, {"memory", float64(c.MemoryMB)}, {"disk", float64(c.DiskMB)}, {"processes", float64(c.Processes)}, {"max-connections", float64(c.MaxConnections)}, {"max-volumes", float64(c.MaxVolumes)}, {"max-paused", float64(c.MaxPaused)}, {"max-snapshots", float64(c.MaxSnapshots)}, {"keep-free", float64(c.KeepFreeMB)}} {
+	}{{"max-sandboxes", float64(c.MaxSandboxes)}, {"agent-sandboxes", float64(c.AgentSandboxes)}, {"cpus", c.CPUs}, {"memory", float64(c.MemoryMB)}, {"disk", float64(c.DiskMB)}, {"processes", float64(c.Processes)}, {"max-connections", float64(c.MaxConnections)}, {"max-volumes", float64(c.MaxVolumes)}, {"max-paused", float64(c.MaxPaused)}, {"max-snapshots", float64(c.MaxSnapshots)}, {"keep-free", float64(c.KeepFreeMB)}} {
 		if l.v <= 0 {
 			bad(l.flag, "want more than 0")
 		}

@@ -33,7 +33,7 @@ func mcpCommand() *command {
 	var config bool
 	return &command{
 		use:   "mcp",
-		short: "give a desktop program the email tools of a server, over standard input and output",
+		short: "give a desktop program the tools of a server, over standard input and output",
 		long: `
 Speaks the Model Context Protocol over standard input and output to a program
 on this machine, such as a desktop assistant or an editor, and passes the tools
@@ -45,7 +45,13 @@ needs to know to do so is printed by
 The server and the key come from the environment, which that program sets:
 
   POSTERN_URL   the server, https://api.example.com (default: http://127.0.0.1:3000)
-  POSTERN_KEY   a key of the inbox (pib_...), or a grant over several (pgr_...)
+  POSTERN_KEY   a key of the inbox (pib_...), a grant over several (pgr_...), or a
+                project's key (e2b_...), which has the tools that run code alone
+
+With --tools code the model has a sandbox to run code in, which reaches neither
+this machine nor, unless it asks and the operator allows it, the network:
+
+  postern mcp --print-config --tools code
 
 EMAIL_SANDBOX_API_URL and EMAIL_SANDBOX_API_KEY mean the same.
 
@@ -58,7 +64,7 @@ If the server cannot be reached it is tried again. A proposal whose answer was
 lost is made once all the same. What happens is told on standard error.`,
 		flags: func(fs *pflag.FlagSet) {
 			fs.StringVar(&root, "root", "", "`folder` whose files may be attached by their paths (default: none may)")
-			fs.StringVar(&tools, "tools", "", "`sets or names` of the tools that are shown, between commas: core, drafts, oversight, all (default: core)")
+			fs.StringVar(&tools, "tools", "", "`sets or names` of the tools that are shown, between commas: core, drafts, oversight, code, all (default: core; with a project's key: code)")
 			fs.BoolVar(&config, "print-config", false, "print what to write into the settings of usual programs, and end")
 		},
 		run: func(ctx context.Context, args []string, out *output) error {
@@ -179,7 +185,11 @@ func printHosts(out *output, folder *os.Root, tools []string) error {
 		Args    []string          `json:"args"`
 		Env     map[string]string `json:"env"`
 	}
-	one := entry{Command: program, Args: args, Env: map[string]string{urlVariable: base, mcpKeyVariable: "pib_..."}}
+	key, how := "pib_...", "a key of the inbox: postern inbox key add"
+	if len(tools) == 1 && tools[0] == string(mcpserver.Code) {
+		key, how = "e2b_...", "the project's key (postern up prints where it is), or pib_... of an inbox"
+	}
+	one := entry{Command: program, Args: args, Env: map[string]string{urlVariable: base, mcpKeyVariable: key}}
 	show := func(title string, v any) error {
 		b, err := json.MarshalIndent(v, "", "  ")
 		if err != nil {
@@ -199,11 +209,15 @@ func printHosts(out *output, folder *os.Root, tools []string) error {
 		quoted[i] = shellQuote(a)
 	}
 	line := strings.Join(slices.Concat([]string{shellQuote(program)}, quoted), " ")
-	fmt.Fprintf(out, "# Claude Code\nclaude mcp add postern --env %s=%s --env %s=pib_... -- %s\n\n", urlVariable, shellQuote(base), mcpKeyVariable, line)
+	fmt.Fprintf(out, "# Claude Code\nclaude mcp add postern --env %s=%s --env %s=%s -- %s\n\n", urlVariable, shellQuote(base), mcpKeyVariable, key, line)
 	toml, jerr := json.Marshal(args) // a TOML array of strings is written like JSON's
-	fmt.Fprintf(out, "# Codex: ~/.codex/config.toml\n[mcp_servers.postern]\ncommand = %q\nargs = %s\nenv = { %s = %q, %s = \"pib_...\" }\n\n", program, toml, urlVariable, base, mcpKeyVariable)
-	fmt.Fprintf(out, "# Programs that speak Streamable HTTP themselves need no bridge: %s, with the header Authorization: Bearer pib_...\n", strings.TrimSuffix(base, "/")+mcpserver.Path)
-	fmt.Fprintf(out, "# Replace pib_... by a key of the inbox: postern inbox key add\n")
+	fmt.Fprintf(out, "# Codex: ~/.codex/config.toml\n[mcp_servers.postern]\ncommand = %q\nargs = %s\nenv = { %s = %q, %s = %q }\n\n", program, toml, urlVariable, base, mcpKeyVariable, key)
+	query := ""
+	if len(tools) > 0 {
+		query = "?tools=" + strings.Join(tools, ",")
+	}
+	fmt.Fprintf(out, "# Programs that speak Streamable HTTP themselves need no bridge: %s, with the header Authorization: Bearer %s\n", strings.TrimSuffix(base, "/")+mcpserver.Path+query, key)
+	fmt.Fprintf(out, "# Replace %s by %s\n", key, how)
 	return errors.Join(err, jerr)
 }
 

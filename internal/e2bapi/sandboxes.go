@@ -185,6 +185,12 @@ func (s *Server) resolve(ctx context.Context, who auth.Principal, name string) (
 	return "", "", serr
 }
 
+// Template returns the ID of the template that who calls name, and the ID of a snapshot
+// of it if name is a snapshot's.
+func (s *Server) Template(ctx context.Context, who auth.Principal, name string) (id, snapshot string, err error) {
+	return s.resolve(ctx, who, name)
+}
+
 // templateIDs returns the exact templates that a name may have stood for when a sandbox
 // was created: all builds of a template, or only that of a tag. Unknown names have none.
 func (s *Server) templateIDs(ctx context.Context, who auth.Principal, name string) (map[string]bool, error) {

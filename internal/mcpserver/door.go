@@ -1,6 +1,7 @@
 package mcpserver
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -14,7 +15,9 @@ import (
 	"golang.org/x/time/rate"
 
 	"postern/internal/api"
+	"postern/internal/auth"
 	"postern/internal/permit"
+	"postern/internal/policy"
 )
 
 // Config says how the tools are reached from outside.
@@ -35,6 +38,12 @@ type Config struct {
 	// Denials returns the last refusals by the wall of a sandbox, newest first. Nil: none
 	// are known.
 	Denials func(sandbox string) []api.Denial
+	// Template returns the ID of the template that who calls name, and the ID of a
+	// snapshot of it to start from, if name is one's. Nil: there are no sandboxes here.
+	Template func(ctx context.Context, who auth.Principal, name string) (id, snapshot string, err error)
+	// Ceiling is what sandboxes may reach at most. It is not enforced here: answers tell
+	// what an agent really gets.
+	Ceiling policy.Ceiling
 }
 
 // The paths of the protected-resource metadata (RFC 9728): how a client gets a key.

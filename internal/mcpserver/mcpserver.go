@@ -156,7 +156,7 @@ func (s *Server) authenticate(r *http.Request) (auth.Principal, auth.Secret, err
 	if err != nil {
 		return auth.Principal{}, "", err
 	}
-	if who.Kind != auth.Agent && who.Kind != auth.Grant {
+	if who.Kind != auth.Agent && who.Kind != auth.Grant && who.Kind != auth.Project {
 		return auth.Principal{}, "", fmt.Errorf("a %s key opens no inbox; the tools need an inbox key (pib_…): %w", who.Kind, auth.ErrForbidden)
 	}
 	return who, secret, nil
@@ -165,7 +165,7 @@ func (s *Server) authenticate(r *http.Request) (auth.Principal, auth.Secret, err
 // bounded serves one request of c unless too many are in progress.
 func (s *Server) bounded(w http.ResponseWriter, r *http.Request, c caller) {
 	var err error
-	if c.tools, err = chosen(r, c.who.Kind == auth.Sandbox); err != nil {
+	if c.tools, err = chosen(r, c.who); err != nil {
 		s.refuse(w, r, err)
 		return
 	}
@@ -284,8 +284,8 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 // handler returns the protocol's endpoint for one request of a caller, which is
 // answered as a stream or with one JSON document.
 func (s *Server) handler(c caller, stream bool) http.Handler {
-	srv := mcp.NewServer(&mcp.Implementation{Name: "postern", Title: "Postern: email with oversight", Version: "1"}, &mcp.ServerOptions{
-		Instructions: Instructions,
+	srv := mcp.NewServer(&mcp.Implementation{Name: "postern", Title: "Postern: email with oversight, and sandboxes", Version: "1"}, &mcp.ServerOptions{
+		Instructions: c.instructions(),
 		Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}},
 	})
 	srv.AddReceivingMiddleware(s.recovered)

@@ -256,7 +256,9 @@ func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 	}
 	f.gate = oversight.NewGate(log, db, rules)
 	f.post = mailbox.New(log, db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test"})
-	f.fleet, err = sandbox.New(log, db, f.host, f.host, sandboxtest.Config(t))
+	conf := sandboxtest.Config(t)
+	conf.PerAgent = 2
+	f.fleet, err = sandbox.New(log, db, f.host, f.host, conf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -519,10 +521,11 @@ func TestVersions(t *testing.T) {
 					}
 				}
 				slices.Sort(got)
-				want := want
-				if name == "outside" { // the tools about a sandbox's network are for those inside
-					want = slices.DeleteFunc(slices.Clone(want), func(n string) bool { return find(n).set == Network })
+				other := Code // who is inside has a computer
+				if name == "outside" {
+					other = Network // the tools about a sandbox's network are for those inside
 				}
+				want := slices.DeleteFunc(slices.Clone(want), func(n string) bool { return find(n).set == other })
 				if !slices.Equal(got, want) {
 					t.Errorf("%s: tools = %v, want %v", name, got, want)
 				}
@@ -591,11 +594,11 @@ func TestOutsideNeedsAnInboxKey(t *testing.T) {
 			{"empty", "Bearer ", 401},
 			{"made up", "Bearer pib_AAAAAAAAAAAAAAAAAAAAAAAAAA", 401},
 			{"hostile", "Bearer ' or 1=1 --", 401},
-			{"project key", "Bearer " + f.projectKey.Reveal(), 403},
+			{"project key", "Bearer " + f.projectKey.Reveal(), 403}, // it has the tools of the set code alone
 			{"inbox key", "Bearer " + key.Reveal(), 200},
 			{"lower case scheme", "bearer " + key.Reveal(), 200},
 		} {
-			r := httptest.NewRequestWithContext(t.Context(), "POST", "http://postern.example"+Path, strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
+			r := httptest.NewRequestWithContext(t.Context(), "POST", "http://postern.example"+Path+"?tools=core", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
 			r.Header.Set("Content-Type", "application/json")
 			if tt.header != "" {
 				r.Header.Set("Authorization", tt.header)

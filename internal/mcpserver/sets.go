@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"postern/internal/auth"
 )
 
 // A Set names a group of tools. Agents choose worse among many tools, so they
@@ -17,11 +19,12 @@ const (
 	Drafts    Set = "drafts"    // drafts beyond saving one
 	Oversight Set = "oversight" // waiting for mail, and cancelling, changing and listing proposals
 	Network   Set = "network"   // what the network refused, and asking for it; for agents in sandboxes, who have it unless they choose others
+	Code      Set = "code"      // a sandbox to run code in; for agents outside; a project's key has these alone
 	All       Set = "all"
 )
 
 // Sets lists the sets.
-var Sets = []Set{Core, Drafts, Oversight, Network, All}
+var Sets = []Set{Core, Drafts, Oversight, Network, Code, All}
 
 // SetsHeader is the header that names sets and tools; the query's parameter
 // "tools" does, too. It only chooses what is shown: what may be done depends on
@@ -31,9 +34,9 @@ const SetsHeader = "Postern-Tools"
 // maxSets bounds the names in one request.
 const maxSets = 50
 
-// chosen returns the tools that a request asks for, in the order of the table. Inside
-// means that it comes from a sandbox.
-func chosen(r *http.Request, inside bool) ([]*tool, error) {
+// chosen returns the tools that a request of who asks for, in the order of the table.
+func chosen(r *http.Request, who auth.Principal) ([]*tool, error) {
+	inside, project := who.Kind == auth.Sandbox, who.Kind == auth.Project
 	var names []string
 	for _, v := range append(r.URL.Query()["tools"], r.Header.Values(SetsHeader)...) {
 		names = append(names, strings.FieldsFunc(v, func(r rune) bool { return r == ',' || r == ' ' })...)
@@ -42,15 +45,32 @@ func chosen(r *http.Request, inside bool) ([]*tool, error) {
 		return nil, fmt.Errorf("%w: tools: are more than %d names", errArgument, maxSets)
 	}
 	if len(names) == 0 {
-		if names = []string{string(Core)}; inside {
+		switch names = []string{string(Core)}; {
+		case inside:
 			names = append(names, string(Network))
+		case project:
+			names = []string{string(Code)}
 		}
 	}
 	tools, err := choose(names)
-	if !inside {
-		tools = slices.DeleteFunc(tools, func(t *tool) bool { return t.set == Network })
+	if err != nil {
+		return nil, err
 	}
-	return tools, err
+	asked := len(tools)
+	tools = slices.DeleteFunc(tools, func(t *tool) bool {
+		switch t.set {
+		case Network:
+			return !inside
+		case Code:
+			return inside // it is in a computer already
+		case Core, Drafts, Oversight, All:
+		}
+		return project
+	})
+	if project && len(tools) == 0 && asked > 0 {
+		return nil, fmt.Errorf("a project key opens no inbox: it has the tools of the set code (?tools=code); the others need an inbox key (pib_…): %w", auth.ErrForbidden)
+	}
+	return tools, nil
 }
 
 // CheckTools returns an error unless each of names is a set or a tool.
@@ -64,7 +84,7 @@ func CheckTools(names []string) error {
 func choose(names []string) ([]*tool, error) {
 	for _, n := range names {
 		if !slices.Contains(Sets, Set(n)) && find(n) == nil {
-			return nil, fmt.Errorf("%w: tools: %q is neither a set (core, drafts, oversight, network, all) nor a tool", errArgument, short(n))
+			return nil, fmt.Errorf("%w: tools: %q is neither a set (core, drafts, oversight, network, code, all) nor a tool", errArgument, short(n))
 		}
 	}
 	var out []*tool

@@ -21,13 +21,15 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/permit"
 	"postern/internal/quota"
+	"postern/internal/sandbox"
 	"postern/internal/store"
 )
 
 // A reply is what a tool answers: Text for a model, Data for a program.
 type reply[Out any] struct {
-	Text string
-	Data Out
+	Text  string
+	Data  Out
+	Extra []mcp.Content // pictures; usually none
 }
 
 // errArgument means that an argument cannot be taken; the text names it.
@@ -63,7 +65,7 @@ func offer[In, Out any](set Set, t mcp.Tool, g guide, f func(*Server, context.Co
 			if err != nil {
 				return &mcp.CallToolResult{IsError: true, Content: []mcp.Content{&mcp.TextContent{Text: s.tell(ctx, t.Name, err)}}}, nil
 			}
-			return &mcp.CallToolResult{StructuredContent: r.Data, Content: []mcp.Content{&mcp.TextContent{Text: r.Text}}}, nil
+			return &mcp.CallToolResult{StructuredContent: r.Data, Content: append([]mcp.Content{&mcp.TextContent{Text: r.Text}}, r.Extra...)}, nil
 		})
 	}
 	return out
@@ -82,6 +84,10 @@ func (s *Server) tell(ctx context.Context, tool string, err error) string {
 		return strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(err.Error(), errArgument.Error()+": "), directory.ErrInvalid.Error()+": "), permit.ErrInvalid.Error()+": ")
 	case errors.Is(err, mailbox.ErrDuplicate):
 		return err.Error() + " (allowDuplicate: true)"
+	case errors.Is(err, sandbox.ErrNotFound):
+		return "sandboxId: you have no such sandbox; it may have ended: sandbox_create makes a new one"
+	case errors.Is(err, sandbox.ErrFull), errors.Is(err, sandbox.ErrInvalid), errors.Is(err, sandbox.ErrPaused), errors.Is(err, sandbox.ErrBusy):
+		return short(err.Error())
 	case ctx.Err() != nil:
 		s.log.DebugContext(ctx, "caller left", "tool", tool)
 		return "the call was given up"

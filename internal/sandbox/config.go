@@ -59,6 +59,7 @@ type Config struct {
 	StartTimeout time.Duration // in which the guest must answer after a start; 0 means 30 s
 	WarmTimeout  time.Duration // for the warm-up shell of a pooled guest; 0 means StartTimeout
 	SaveTimeout  time.Duration // in which a snapshot must be written; 0 means 2 min
+	PerAgent     int           // living sandboxes of one agent that it has created itself; 0 means that agents create none
 	KeepPaused   time.Duration // after which a paused sandbox is killed; 0 means never
 	MaxPaused    int           // paused at the same time, over all projects; 0 means 200
 	MaxSnapshots int           // made by callers and not deleted, over all projects; 0 means 100

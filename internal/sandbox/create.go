@@ -129,6 +129,9 @@ func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return Info{}, err
 	}
+	if err := f.mayCreate(who, r); err != nil {
+		return Info{}, err
+	}
 	if err := f.check(r); err != nil {
 		return Info{}, err
 	}

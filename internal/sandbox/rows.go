@@ -43,6 +43,7 @@ type Options struct {
 	AutoResume bool          `json:"auto_resume"` // traffic to a port resumes it
 	Traffic    Traffic       `json:"traffic"`
 	Volumes    []VolumeMount `json:"volumes,omitempty"`
+	Owner      string        `json:"owner,omitempty"` // [OwnerOf] whom it was created for to work in, and ends when idle for Timeout; empty means nobody
 }
 
 // Traffic says how the ports of a sandbox may be reached from outside. The zero
@@ -142,6 +143,9 @@ func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error
 			return err
 		}
 		if err := g.roomToRun(ctx, tx); err != nil {
+			return err
+		}
+		if err := g.roomForAgent(ctx, tx, who, s); err != nil {
 			return err
 		}
 		_, err = tx.ExecContext(ctx, `insert into sandbox (`+columns+`, server_id)

@@ -24,6 +24,7 @@ func TestMCP(t *testing.T) {
 	s := start(t, t.TempDir(), "--pool-max", "0", "--pool-min", "0", "--oauth-issuer", "https://login.example.com")
 	address, key := s.inbox("desk")
 	t.Run("conformance", func(t *testing.T) { conform(t, s, key) })
+	t.Run("code", func(t *testing.T) { runsCode(t, s, key) })
 	t.Run("bridge", func(t *testing.T) { throughBridge(t, s, key) })
 	t.Run("metadata", func(t *testing.T) {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.web+"/mcp", strings.NewReader("{}"))
@@ -82,6 +83,18 @@ func conform(t *testing.T, s *server, key string) {
 		}
 	}
 	t.Log(tail(strings.TrimSpace(string(out)), 3))
+}
+
+// runsCode plays a desktop agent that works in sandboxes, with the official client.
+func runsCode(t *testing.T, s *server, key string) {
+	node := map[string]string{"amd64": "x64", "arm64": "arm64"}[runtime.GOARCH]
+	_, other := s.inbox("other")
+	cmd := exec.Command("node_modules/node-linux-"+node+"/bin/node", "code.mjs")
+	cmd.Dir = "../mcp"
+	cmd.Env = append(os.Environ(), "URL=http://"+s.web+"/mcp", "PROJECT_KEY="+s.key, "INBOX_KEY="+key, "OTHER_KEY="+other, "POSTERN="+s.bin)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, tail(string(out), 60))
+	}
 }
 
 // throughBridge acts as a desktop program that starts postern mcp.
