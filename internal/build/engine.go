@@ -2,13 +2,503 @@ package build
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"postern/internal/registry"
+	"postern/internal/rootfs"
+	"postern/internal/sandbox"
 )
 
-// finalize is the last phase of a build, as entries name it.
-const finalize = "finalize"
+// The names of the first and the last phase of a build, as entries have them. Those
+// between are numbers.
+const (
+	phaseBase = "base"
+	finalize  = "finalize"
+)
 
-// build runs a job and records that it is ready.
-func (s *Service) build(ctx context.Context, j *job) error {
-	return &stepError{step: "base", err: errors.New("builds are not implemented yet")}
+// engineVersion is part of every key. Increment it if the same steps give other layers.
+const engineVersion = "1"
+
+// clamp is the latest time that files in layers have: two builds of one definition give
+// the same digests. Some formats have no earlier time (ZIP).
+var clamp = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC) //nolint:gochecknoglobals // a constant
+
+// defaultUser is who runs steps that name nobody, and commands in sandboxes.
+const defaultUser = "user"
+
+// An engine runs one build. It is not safe for concurrent use.
+type engine struct {
+	s    *Service
+	j    *job
+	dir  string // of temporary files
+	last string // key of the newest phase
+
+	from     string       // path of the image that the build began from
+	digest   string       // of it, if it is the root file system of a template; else empty
+	own      bool         // it is one of the server's templates, which has its file elsewhere
+	parent   string       // digest of what it began from, for the row
+	state    state        // after the newest step
+	result   Result       // as far as it is known
+	layers   []string     // digests of what the steps have changed, without those that changed nothing
+	bench    Bench        // nil until a step needs it
+	below    *rootfs.Tree // what the bench was booted from
+	before   *os.File     // all that had been written on the bench after the newest step; nil if nothing
+	rebuilds bool         // a step was run, so all later ones are
+}
+
+// A state is what a step passes to the next one besides files.
+type state struct {
+	env  map[string]string
+	user string
+	dir  string // absolute; empty means the user's home
+}
+
+// key returns the digest of parts. Each has its length before it, so that moving text
+// from one to the next changes the digest.
+func key(parts ...string) string {
+	h := sha256.New()
+	for _, p := range parts {
+		fmt.Fprintf(h, "%d:", len(p))
+		_, _ = io.WriteString(h, p)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// build runs a job and records that it is ready. Its error is a [stepError] where the
+// phase is known.
+func (s *Service) build(ctx context.Context, j *job) (err error) {
+	e := &engine{s: s, j: j, dir: filepath.Join(s.conf.Dir, workDir, j.b.ID), state: state{env: map[string]string{}, user: defaultUser}}
+	if err := os.Mkdir(e.dir, 0o700); err != nil {
+		return s.outward(ctx, j, phaseBase, err)
+	}
+	defer func() {
+		if cerr := e.close(); cerr != nil {
+			s.log.WarnContext(ctx, "clean up after a build", "build", j.b.ID, "err", cerr)
+		}
+	}()
+	if err := e.base(ctx); err != nil {
+		return s.outward(ctx, j, phaseBase, err)
+	}
+	force := j.b.Definition.Force
+	for i, st := range j.b.Definition.Steps {
+		force = force || st.Force
+		if err := e.step(ctx, i, st, force); err != nil {
+			return s.outward(ctx, j, stepName(i), err)
+		}
+	}
+	return s.outward(ctx, j, finalize, e.finish(ctx))
+}
+
+// errUser marks errors whose text is for who started the build.
+var errUser = errors.New("")
+
+// userError returns an error whose text is for who started the build.
+func userError(format string, args ...any) error {
+	return fmt.Errorf("%w"+format, append([]any{errUser}, args...)...)
+}
+
+// outward returns the error of a phase for the status of the build. The text of an
+// internal error, with paths of the host, is for the operator.
+func (s *Service) outward(ctx context.Context, j *job, step string, err error) error {
+	if err == nil || ctx.Err() != nil {
+		return wrapStep(step, err)
+	}
+	for _, known := range []error{errUser, ErrInvalid, ErrNotFound, ErrFull, registry.ErrInvalid, registry.ErrDenied, registry.ErrNotFound, registry.ErrFull, rootfs.ErrInvalid, sandbox.ErrInvalid, sandbox.ErrFull, sandbox.ErrNoShell} {
+		if errors.Is(err, known) {
+			return wrapStep(step, err)
+		}
+	}
+	s.log.ErrorContext(ctx, "build", "template", j.t.ID, "build", j.b.ID, "step", step, "err", j.journal.scrub(err.Error(), 4<<10))
+	return wrapStep(step, fmt.Errorf("an internal error occurred: start the build again; the operator finds the cause in the server's log at build %s", j.b.ID))
+}
+
+func wrapStep(step string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &stepError{step: step, err: err}
+}
+
+// close ends the bench and removes temporary files.
+func (e *engine) close() error {
+	var errs []error
+	if e.bench != nil {
+		errs = append(errs, e.bench.Close())
+	}
+	if e.below != nil {
+		errs = append(errs, e.below.Close())
+	}
+	if e.before != nil {
+		errs = append(errs, e.before.Close())
+	}
+	return errors.Join(append(errs, os.RemoveAll(e.dir))...)
+}
+
+// say logs the line of a phase that begins.
+func (e *engine) say(step, prefix, text string, cached bool) {
+	line := fmt.Sprintf("[%s] %s [%s]", prefix, text, e.last)
+	if cached {
+		line = "CACHED " + line
+	}
+	e.j.journal.add("info", step, line)
+}
+
+// base finds or makes what the first step begins from.
+func (e *engine) base(ctx context.Context) error {
+	d := e.j.b.Definition
+	begin := e.fromImage
+	if d.FromTemplate != "" {
+		begin = e.fromTemplate
+	}
+	if err := begin(ctx, d); err != nil {
+		return err
+	}
+	// In E2B this is a phase. Here the user has been in the tree from the start.
+	e.last = key(e.last, "DEFAULT USER", defaultUser)
+	e.say(phaseBase, phaseBase, "DEFAULT USER "+defaultUser, true)
+	return nil
+}
+
+// fromTemplate begins from a template of the server, of the project or a published one.
+func (e *engine) fromTemplate(ctx context.Context, d Definition) error {
+	r, err := e.s.Resolve(ctx, e.j.who, d.FromTemplate)
+	if err != nil {
+		return err
+	}
+	if r.Template == nil {
+		if err := e.fromOwn(ctx, r.ID); err != nil {
+			return err
+		}
+	} else if err := e.fromBuild(ctx, r.ID); err != nil {
+		return err
+	}
+	env, err := json.Marshal(e.state.env)
+	if err != nil {
+		return err
+	}
+	e.last = key(engineVersion, "template", e.parent, string(env), e.state.dir)
+	e.say(phaseBase, phaseBase, "FROM TEMPLATE "+d.FromTemplate, true)
+	return nil
+}
+
+// fromOwn begins from a template of the server.
+func (e *engine) fromOwn(ctx context.Context, id string) error {
+	t, err := e.s.own.ByID(ctx, id)
+	if err != nil {
+		return err
+	}
+	if t.RootImage == "" {
+		return userError("template %s has no image on this server, from which others could be made; ask the operator to run \"postern template build\"", t.Name)
+	}
+	e.from, e.own = t.RootImage, true
+	e.parent = strings.TrimSuffix(strings.TrimPrefix(filepath.Base(t.RootImage), "root-"), ".erofs")
+	if t.Ready != nil {
+		e.result.Services = t.ID
+	}
+	return nil
+}
+
+// fromBuild begins from a finished build.
+func (e *engine) fromBuild(ctx context.Context, id string) error {
+	build, _ := BuildOf(id)
+	b, err := e.s.readBuild(ctx, build)
+	if err != nil {
+		return err
+	}
+	if b.server != e.s.conf.Server {
+		return userError("the template's image is on another server")
+	}
+	r := b.Result
+	e.from, e.digest, e.parent = e.s.imagePath(b.Image), b.Image, b.Image
+	e.result.Services, e.result.StartCmd, e.result.ReadyCmd = r.Services, r.StartCmd, r.ReadyCmd
+	e.state.env, e.state.dir = maps.Clone(r.Env), r.Dir
+	if e.state.env == nil {
+		e.state.env = map[string]string{}
+	}
+	return nil
+}
+
+// fromImage begins from an image of a registry.
+func (e *engine) fromImage(ctx context.Context, d Definition) error {
+	if e.s.images == nil {
+		return userError("this server pulls no images: begin from a template")
+	}
+	if err := e.s.room(0); err != nil {
+		return err
+	}
+	i, err := e.s.images.Pull(ctx, d.FromImage, d.Credentials, func(line string) { e.j.journal.add("debug", phaseBase, line) })
+	if err != nil {
+		return err
+	}
+	if e.state.env, err = imageEnv(i.Env); err != nil {
+		return err
+	}
+	e.parent, e.result.Source = i.Digest, i.Digest
+	e.last = key(engineVersion, "image", provisionVersion, i.Digest)
+	// Whoever gets here has been given the image's manifest by its registry, so the
+	// image in this cache tells nothing new. It is shared by all projects.
+	e.from = filepath.Join(e.s.conf.Dir, fromDir, e.last+".erofs")
+	unlock := e.s.lockPull(e.last)
+	defer unlock()
+	now := time.Now()
+	if err := os.Chtimes(e.from, now, now); err == nil {
+		_ = os.Chtimes(strings.TrimSuffix(e.from, ".erofs")+layersSuffix, now, now)
+		e.say(phaseBase, phaseBase, "FROM "+d.FromImage, true)
+		return nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	e.say(phaseBase, phaseBase, "FROM "+d.FromImage, false)
+	e.j.journal.add("info", phaseBase, "Provisioning sandbox template")
+	return e.provision(ctx, i)
+}
+
+// provisionVersion changes when [rootfs.Tree.Provision] changes what it makes.
+const provisionVersion = "1"
+
+// provision makes an image of the layers that were pulled.
+func (e *engine) provision(ctx context.Context, i registry.Image) (err error) {
+	t := rootfs.New()
+	defer func() { err = errors.Join(err, t.Close()) }()
+	for n, l := range i.Layers {
+		if err := applyFile(t, l.Path); err != nil {
+			return fmt.Errorf("layer %d of the image: %w", n+1, err)
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	if err := t.Provision(); err != nil {
+		return err
+	}
+	path, _, err := e.writeImage(ctx, t)
+	if err != nil {
+		return err
+	}
+	if err := e.listLayers(i); err != nil {
+		return err
+	}
+	return publish(path, e.from)
+}
+
+// listLayers writes which layers were pulled for an image, so that they are kept as long
+// as it is: other images share them.
+func (e *engine) listLayers(i registry.Image) error {
+	var ids []string
+	for _, l := range i.Layers {
+		ids = append(ids, l.DiffID)
+	}
+	text, err := json.Marshal(ids)
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(e.dir, "layers.json")
+	if err := os.WriteFile(name, text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(name, strings.TrimSuffix(e.from, ".erofs")+layersSuffix)
+}
+
+// applyFile applies the layer in a file.
+func applyFile(t *rootfs.Tree, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return t.Apply(f, rootfs.Limits{})
+}
+
+// writeImage writes a tree as an image to a temporary file, flushed to disk.
+func (e *engine) writeImage(ctx context.Context, t *rootfs.Tree) (path, digest string, err error) {
+	f, err := os.CreateTemp(e.dir, "image-")
+	if err != nil {
+		return "", "", err
+	}
+	d, err := t.WriteImage(ctx, f)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = e.s.room(0)
+	}
+	if err != nil {
+		return "", "", errors.Join(err, ignoreMissing(os.Remove(f.Name())))
+	}
+	return f.Name(), d.String(), nil
+}
+
+// maxEnv is the limit of a template's environment, in bytes. The kernel's for a process
+// is near.
+const maxEnv = 64 << 10
+
+// imageEnv reads the environment of an image, which is hostile.
+func imageEnv(list []string) (map[string]string, error) {
+	env := map[string]string{}
+	for _, l := range list {
+		k, v, ok := strings.Cut(l, "=")
+		if !ok || k == "" || strings.ContainsRune(l, 0) {
+			continue // as container runtimes do
+		}
+		env[k] = strings.ToValidUTF8(v, "")
+	}
+	return env, checkEnv(env)
+}
+
+// checkEnv returns an error if an environment is too large.
+func checkEnv(env map[string]string) error {
+	n := 0
+	for k, v := range env {
+		n += len(k) + len(v) + 2
+	}
+	if n > maxEnv {
+		return userError("the environment has %d bytes and may have %d", n, maxEnv)
+	}
+	return nil
+}
+
+// lockPull makes one build at a time make the image with a key.
+func (s *Service) lockPull(key string) (unlock func()) {
+	s.mu.Lock()
+	m := s.pulls[key]
+	if m == nil {
+		m = &sync.Mutex{}
+		s.pulls[key] = m
+	}
+	s.mu.Unlock()
+	m.Lock()
+	return m.Unlock
+}
+
+// tree returns the tree of what the build began from and the layers so far. The caller
+// closes it.
+func (e *engine) tree() (_ *rootfs.Tree, err error) {
+	t, err := rootfs.Open(e.from)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, t.Close())
+		}
+	}()
+	for _, l := range e.layers {
+		if err := applyFile(t, e.s.layerPath(l)); err != nil {
+			return nil, fmt.Errorf("layer %s: %w", l, err)
+		}
+	}
+	return t, nil
+}
+
+// open boots the bench, unless it runs.
+func (e *engine) open(ctx context.Context) error {
+	if e.bench != nil {
+		return nil
+	}
+	if err := e.s.room(0); err != nil {
+		return err
+	}
+	t, err := e.tree()
+	if err != nil {
+		return err
+	}
+	e.below = t
+	root := e.from
+	if len(e.layers) > 0 {
+		if root, _, err = e.writeImage(ctx, t); err != nil {
+			return err
+		}
+	}
+	guest, err := e.s.own.Base(ctx)
+	if err != nil {
+		return err
+	}
+	b := e.j.b
+	left := e.s.conf.BuildTime
+	if at, ok := ctx.Deadline(); ok {
+		left = time.Until(at)
+	}
+	e.bench, err = e.s.machine.OpenBench(ctx, e.j.who, sandbox.BenchRequest{
+		Base: sandbox.Base{Image: sandbox.Image{Root: root, Guest: guest.GuestImage}, Key: "bench " + b.ID},
+		CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: max(b.DiskMB, e.s.conf.MaxDiskMB), Timeout: left + time.Minute,
+	})
+	if err != nil {
+		e.bench = nil
+		return fmt.Errorf("start a sandbox for the build's steps: %w", err)
+	}
+	return nil
+}
+
+// finish writes the image of all, makes the memory snapshot and records the build as
+// ready.
+func (e *engine) finish(ctx context.Context) error {
+	s, b := e.s, &e.j.b
+	e.last = key(e.last, "FINALIZE")
+	e.say(finalize, finalize, "Finalizing template build", false)
+	if e.bench != nil {
+		// Its memory is needed for the next one.
+		err := e.bench.Close()
+		if e.bench = nil; err != nil {
+			return err
+		}
+	}
+	d := b.Definition
+	if d.StartCmd != "" || d.ReadyCmd != "" {
+		e.result.StartCmd, e.result.ReadyCmd = d.StartCmd, d.ReadyCmd
+	}
+	e.result.Env, e.result.User, e.result.Dir, e.result.Layers = e.state.env, e.state.user, e.state.dir, e.layers
+	if err := e.publishImage(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.conf.SnapshotTimeout)
+	defer cancel()
+	id := SandboxID(b.ID)
+	if err := s.machine.MakeTemplateSnapshot(ctx, id, func(line string) { e.j.journal.add("info", finalize, line) }); err != nil {
+		return err
+	}
+	if err := s.recordReady(ctx, e); err != nil {
+		return errors.Join(err, s.machine.DropTemplateSnapshot(context.WithoutCancel(ctx), id))
+	}
+	return nil
+}
+
+// publishImage writes the root file system's image and its row.
+func (e *engine) publishImage(ctx context.Context) error {
+	s := e.s
+	digest, path := e.digest, ""
+	if digest == "" || len(e.layers) > 0 {
+		t, err := e.tree()
+		if err != nil {
+			return err
+		}
+		path, digest, err = e.writeImage(ctx, t)
+		if err := errors.Join(err, t.Close()); err != nil {
+			return err
+		}
+	}
+	s.files.RLock()
+	defer s.files.RUnlock()
+	if path != "" {
+		if err := publishOnce(path, s.imagePath(digest)); err != nil {
+			return err
+		}
+	}
+	st, err := os.Stat(s.imagePath(digest))
+	if err != nil {
+		return err
+	}
+	e.result.Bytes, e.j.b.Image, e.j.b.Parent = st.Size(), digest, e.parent
+	return s.recordImage(ctx, e)
 }

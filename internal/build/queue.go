@@ -176,6 +176,10 @@ func (s *Service) run(j *job) {
 	if err == nil {
 		j.journal.add("info", "", fmt.Sprintf("Build finished, took %s", time.Since(begin).Truncate(time.Second)))
 	} else if why := context.Cause(ctx); why != nil {
+		var se *stepError
+		if errors.As(err, &se) {
+			why = &stepError{step: se.step, err: why}
+		}
 		err = why
 	}
 	s.finish(context.WithoutCancel(ctx), j, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -28,10 +29,12 @@ type Machine interface {
 	DropTemplateSnapshot(ctx context.Context, template string) error
 }
 
+var _ Bench = (*sandbox.Bench)(nil)
+
 // A Bench is the sandbox of one build, as [sandbox.Bench] has it.
 type Bench interface {
 	Run(ctx context.Context, c sandbox.Command, output func(stream, line string)) (code int, err error)
-	Unpack(ctx context.Context, archive *os.File, o sandbox.Unpack) error
+	Unpack(ctx context.Context, archive io.Reader, o sandbox.Unpack) error
 	AddUser(ctx context.Context, name string, sudo bool) error
 	MakeDir(ctx context.Context, path, user string) error
 	WriteLayer(ctx context.Context, w *os.File) error
@@ -104,12 +107,15 @@ type Service struct {
 	// exclusively by the sweep.
 	files sync.RWMutex
 
-	mu     sync.Mutex
-	queue  []*job                 // guarded by mu
-	jobs   map[string]*job        // by build: those in the queue and those that run; guarded by mu
-	closed bool                   // Run has ended; guarded by mu
-	wake   chan struct{}          // holds an element when the queue has changed
-	pulls  map[string]*sync.Mutex // by key of an image in from: one makes it; guarded by mu
+	mu        sync.Mutex
+	queue     []*job                 // guarded by mu
+	jobs      map[string]*job        // by build: those in the queue and those that run; guarded by mu
+	closed    bool                   // Run has ended; guarded by mu
+	uploads   int                    // that are being received; guarded by mu
+	uploading map[string]int64       // bytes of them, by project; guarded by mu
+	wake      chan struct{}          // holds an element when the queue has changed
+	sweeps    chan struct{}          // holds an element when a sweep is due
+	pulls     map[string]*sync.Mutex // by key of an image in from: one makes it; guarded by mu
 }
 
 // New returns a service. It starts nothing. Images may be nil: then every image is
@@ -151,6 +157,7 @@ func New(log *slog.Logger, db *store.DB, machine Machine, own Own, images Puller
 	return &Service{
 		log: log, db: db, machine: machine, own: own, images: images, conf: conf,
 		jobs: map[string]*job{}, wake: make(chan struct{}, 1), pulls: map[string]*sync.Mutex{},
+		sweeps: make(chan struct{}, 1), uploading: map[string]int64{},
 	}, nil
 }
 
@@ -191,7 +198,7 @@ func (m onFleet) OpenBench(ctx context.Context, who auth.Principal, r sandbox.Be
 	if err != nil {
 		return nil, err
 	}
-	return fleetBench{b}, nil
+	return b, nil
 }
 
 func (m onFleet) MakeTemplateSnapshot(ctx context.Context, template string, output func(line string)) error {
@@ -201,10 +208,3 @@ func (m onFleet) MakeTemplateSnapshot(ctx context.Context, template string, outp
 // DropTemplateSnapshot leaves it to the fleet, which removes snapshots of templates that
 // have gone.
 func (m onFleet) DropTemplateSnapshot(context.Context, string) error { return nil }
-
-// fleetBench is a bench of a fleet, whose archives are read from files.
-type fleetBench struct{ *sandbox.Bench }
-
-func (b fleetBench) Unpack(ctx context.Context, archive *os.File, o sandbox.Unpack) error {
-	return b.Bench.Unpack(ctx, archive, o)
-}

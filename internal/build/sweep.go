@@ -2,11 +2,16 @@ package build
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
+
+	"postern/internal/auth"
+	"postern/internal/store"
 )
 
 // clearWork removes the temporary files of an earlier process. Those of builds that run
@@ -19,7 +24,7 @@ func (s *Service) clearWork() error {
 	var errs []error
 	for _, e := range es {
 		s.mu.Lock()
-		lives := s.jobs[e.Name()] != nil
+		lives := s.jobs[e.Name()] != nil || strings.HasPrefix(e.Name(), uploadPrefix) && s.uploads > 0
 		s.mu.Unlock()
 		if !lives {
 			errs = append(errs, os.RemoveAll(filepath.Join(s.conf.Dir, workDir, e.Name())))
@@ -36,13 +41,348 @@ func (s *Service) runSweep(ctx context.Context) {
 	t := time.NewTicker(sweepEvery)
 	defer t.Stop()
 	for {
+		if err := s.Sweep(ctx); err != nil && ctx.Err() == nil {
+			s.log.WarnContext(ctx, "remove unused files of templates", "err", err)
+		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-s.sweeps:
 		case <-t.C:
 		}
 	}
 }
 
 // sweepSoon makes the next sweep early.
-func (s *Service) sweepSoon() {}
+func (s *Service) sweepSoon() {
+	select {
+	case s.sweeps <- struct{}{}:
+	default:
+	}
+}
+
+// keepFailed is how many failed builds of a template keep their logs.
+const keepFailed = 20
+
+// Sweep removes builds and layers that nobody needs any more, and then the files without
+// a row.
+func (s *Service) Sweep(ctx context.Context) error {
+	if err := s.dropBuilds(ctx); err != nil {
+		return fmt.Errorf("sweep builds: %w", err)
+	}
+	if err := s.dropLayers(ctx); err != nil {
+		return fmt.Errorf("sweep layers: %w", err)
+	}
+	if err := s.dropFiles(ctx); err != nil {
+		return fmt.Errorf("sweep files: %w", err)
+	}
+	if err := s.dropUploads(); err != nil {
+		return fmt.Errorf("sweep uploads: %w", err)
+	}
+	if err := s.dropPulled(); err != nil {
+		return fmt.Errorf("sweep images: %w", err)
+	}
+	return nil
+}
+
+// dropBuilds removes the rows of old builds: those that never started, that failed, and
+// that have no tag and no sandboxes.
+func (s *Service) dropBuilds(ctx context.Context) error {
+	var all []Build
+	tagged := map[string]bool{}
+	err := s.db.View(ctx, func(tx *store.Tx) (err error) {
+		ids, err := tx.Strings(ctx, `select build_id from template_tag`)
+		if err != nil {
+			return err
+		}
+		for _, id := range ids {
+			tagged[id] = true
+		}
+		all, err = store.List(ctx, tx, scanBuild, `select `+buildColumns+` from template_build where server_id = $1 and state <> $2 order by created_at desc`, s.conf.Server, Building)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	failed, finished := map[string]int{}, map[string]int{}
+	for _, b := range all {
+		switch b.State {
+		case Waiting:
+			if time.Since(b.Created) < 24*time.Hour {
+				continue
+			}
+		case Failed:
+			if failed[b.Template]++; failed[b.Template] <= keepFailed {
+				continue
+			}
+		case Ready:
+			if finished[b.Template]++; tagged[b.ID] || finished[b.Template] <= s.conf.MaxBuilds {
+				continue
+			}
+		case Building:
+			continue
+		}
+		if err := s.dropBuild(ctx, b); err != nil && !errors.Is(err, ErrBusy) {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropBuild removes the rows of one build, if nothing has begun to need it.
+func (s *Service) dropBuild(ctx context.Context, b Build) error {
+	err := s.db.Update(ctx, func(tx *store.Tx) error {
+		if err := unused(ctx, tx, b.ID); err != nil {
+			return err
+		}
+		var tags int
+		if err := tx.One(ctx, `select count(*) from template_tag where build_id = $1`, []any{b.ID}, &tags); err != nil {
+			return err
+		}
+		if tags > 0 {
+			return ErrBusy
+		}
+		if _, err := tx.ExecContext(ctx, `delete from template_log where build_id = $1 and exists (select 1 from template_build where id = $1 and state = $2)`, b.ID, b.State); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, `delete from template_build where id = $1 and state = $2`, b.ID, b.State)
+		return err
+	})
+	if err == nil && b.State == Ready {
+		err = s.machine.DropTemplateSnapshot(ctx, SandboxID(b.ID))
+	}
+	return err
+}
+
+// dropLayers removes the rows of layers that nobody has used for a while and of which no
+// finished build consists.
+func (s *Service) dropLayers(ctx context.Context) error {
+	return s.db.Update(ctx, func(tx *store.Tx) error {
+		before := store.Time(time.Now().Add(-s.conf.KeepUnused))
+		var old int
+		if err := tx.One(ctx, `select count(*) from template_layer where used_at < $1 and server_id = $2`, []any{before, s.conf.Server}, &old); err != nil || old == 0 {
+			return err
+		}
+		kept, err := layersInUse(ctx, tx)
+		if err != nil {
+			return err
+		}
+		type row struct{ project, key, digest string }
+		rows, err := store.List(ctx, tx, func(scan func(...any) error) (r row, err error) {
+			err = scan(&r.project, &r.key, &r.digest)
+			return r, err
+		}, `select project_id, key, digest from template_layer where used_at < $1 and server_id = $2`, before, s.conf.Server)
+		if err != nil {
+			return err
+		}
+		for _, r := range rows {
+			if kept[r.digest] {
+				continue
+			}
+			if _, err := tx.ExecContext(ctx, `delete from template_layer where project_id = $1 and key = $2 and server_id = $3`, r.project, r.key, s.conf.Server); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// layersInUse returns the digests of the layers that finished builds consist of.
+func layersInUse(ctx context.Context, tx *store.Tx) (map[string]bool, error) {
+	results, err := tx.Strings(ctx, `select result from template_build where state = $1`, Ready)
+	if err != nil {
+		return nil, err
+	}
+	kept := map[string]bool{}
+	for _, text := range results {
+		var r Result
+		if err := parseJSON(text, &r); err != nil {
+			return nil, err
+		}
+		for _, l := range r.Layers {
+			kept[l] = true
+		}
+	}
+	return kept, nil
+}
+
+// dropFiles removes layers and images that no row names.
+func (s *Service) dropFiles(ctx context.Context) error {
+	s.files.Lock() // between the publishing of a file and its row there is none
+	defer s.files.Unlock()
+	var layers, images []string
+	err := s.db.View(ctx, func(tx *store.Tx) (err error) {
+		if layers, err = tx.Strings(ctx, `select digest from template_layer where server_id = $1 and digest <> ''`, s.conf.Server); err != nil {
+			return err
+		}
+		images, err = tx.Strings(ctx, `select image from template_build where server_id = $1 and image <> ''`, s.conf.Server)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return errors.Join(keepOnly(filepath.Join(s.conf.Dir, layersDir), layers, ".tar"), keepOnly(filepath.Join(s.conf.Dir, imagesDir), images, ".erofs"))
+}
+
+// keepOnly removes the files of a directory that are not named.
+func keepOnly(dir string, names []string, suffix string) error {
+	kept := map[string]bool{}
+	for _, n := range names {
+		kept[n+suffix] = true
+	}
+	es, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range es {
+		if !kept[e.Name()] {
+			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// dropOld removes the files of a directory that were last used before a time.
+func dropOld(dir string, before time.Time) error {
+	es, err := os.ReadDir(dir)
+	if err != nil {
+		return ignoreMissing(err)
+	}
+	var errs []error
+	for _, e := range es {
+		if i, err := e.Info(); err == nil && !i.IsDir() && i.ModTime().Before(before) {
+			errs = append(errs, ignoreMissing(os.Remove(filepath.Join(dir, e.Name()))))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// dropUploads removes archives that nobody has used for a while.
+func (s *Service) dropUploads() error {
+	s.files.Lock()
+	defer s.files.Unlock()
+	dir := filepath.Join(s.conf.Dir, uploadsDir)
+	es, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	before := time.Now().Add(-max(s.conf.KeepUnused, 24*time.Hour))
+	var errs []error
+	for _, e := range es {
+		project := filepath.Join(dir, e.Name())
+		errs = append(errs, dropOld(project, before))
+		_ = os.Remove(project) // if it is empty now
+	}
+	return errors.Join(errs...)
+}
+
+// A pruner is a [Puller] that keeps what it has pulled.
+type pruner interface {
+	// Prune removes the layers whose digests keep does not report, and returns them.
+	Prune(keep func(diffID string) bool) ([]string, error)
+}
+
+// dropPulled removes pulled images that no build has used for a while, and their layers.
+func (s *Service) dropPulled() error {
+	dir := filepath.Join(s.conf.Dir, fromDir)
+	s.files.Lock()
+	defer s.files.Unlock()
+	// A build that began an hour ago may still use one.
+	if err := dropOld(dir, time.Now().Add(-max(s.conf.KeepUnused, s.conf.BuildTime+time.Hour))); err != nil {
+		return err
+	}
+	p, ok := s.images.(pruner)
+	if !ok {
+		return nil
+	}
+	es, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	kept := map[string]bool{}
+	for _, e := range es {
+		name, ok := strings.CutSuffix(e.Name(), layersSuffix)
+		if !ok {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(dir, name+".erofs")); err != nil {
+			_ = os.Remove(filepath.Join(dir, e.Name()))
+			continue
+		}
+		var ids []string
+		text, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err == nil {
+			err = json.Unmarshal(text, &ids)
+		}
+		if err != nil {
+			continue
+		}
+		for _, id := range ids {
+			kept[id] = true
+		}
+	}
+	_, err = p.Prune(func(diffID string) bool { return kept[diffID] })
+	return err
+}
+
+// layersSuffix ends the name of the file beside a pulled image that lists its layers.
+const layersSuffix = ".layers.json"
+
+// A Usage is what a template costs on the disk.
+type Usage struct {
+	Template string // ID
+	Images   int64  // bytes of the images of its builds
+	Layers   int64  // bytes of the layers of its finished builds; templates share them
+}
+
+// Usage returns what each template of who's project costs on the disk.
+func (s *Service) Usage(ctx context.Context, who auth.Principal) (out []Usage, err error) {
+	if err := mayRead(who); err != nil {
+		return nil, err
+	}
+	err = s.db.View(ctx, func(tx *store.Tx) error {
+		builds, err := store.List(ctx, tx, scanBuild, `select `+buildColumns+` from template_build where project_id = $1 order by template_id`, who.Project)
+		if err != nil {
+			return err
+		}
+		type size struct {
+			digest string
+			bytes  int64
+		}
+		sizes, err := store.List(ctx, tx, func(scan func(...any) error) (z size, err error) {
+			err = scan(&z.digest, &z.bytes)
+			return z, err
+		}, `select digest, size from template_layer where project_id = $1`, who.Project)
+		if err != nil {
+			return err
+		}
+		bytes := map[string]int64{}
+		for _, z := range sizes {
+			bytes[z.digest] = z.bytes
+		}
+		var seen map[string]bool
+		for _, b := range builds {
+			if len(out) == 0 || out[len(out)-1].Template != b.Template {
+				out = append(out, Usage{Template: b.Template})
+				seen = map[string]bool{}
+			}
+			u := &out[len(out)-1]
+			if b.Image != "" && !seen[b.Image] {
+				seen[b.Image] = true
+				u.Images += b.Result.Bytes
+			}
+			for _, l := range b.Result.Layers {
+				if !seen[l] {
+					seen[l] = true
+					u.Layers += bytes[l]
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("usage of templates: %w", err)
+	}
+	return out, nil
+}

@@ -102,14 +102,12 @@ func (s *Service) Upload(ctx context.Context, who auth.Principal, nameOrID, hash
 		return err
 	}
 	dir := filepath.Dir(path)
-	used, err := usage(dir)
+	done, err := s.reserve(who.Project, dir, size)
 	if err != nil {
 		return fmt.Errorf("upload files: %w", err)
 	}
-	if used+size > s.conf.MaxUploadsMB<<20 {
-		return fmt.Errorf("%w: the project's archives have %d MiB and may have %d: they are removed when nothing has used them for a while", ErrFull, (used+size)>>20, s.conf.MaxUploadsMB)
-	}
-	f, err := os.CreateTemp(filepath.Join(s.conf.Dir, workDir), "upload-")
+	defer done()
+	f, err := os.CreateTemp(filepath.Join(s.conf.Dir, workDir), uploadPrefix)
 	if err != nil {
 		return fmt.Errorf("upload files: %w", err)
 	}
@@ -133,7 +131,46 @@ func (s *Service) Upload(ctx context.Context, who auth.Principal, nameOrID, hash
 	return publish(f.Name(), path)
 }
 
-// publish renames a flushed file to its place, for good.
+// uploadPrefix begins the names of archives that are being received.
+const uploadPrefix = "upload-"
+
+// reserve returns an error that wraps [ErrFull] unless a project may upload size bytes
+// more. The caller calls done when they are stored, or are not. Without it, a thousand
+// uploads at once would each find that there is room.
+func (s *Service) reserve(project, dir string, size int64) (done func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	used, err := usage(dir)
+	if err != nil {
+		return nil, err
+	}
+	if used += s.uploading[project] + size; used > s.conf.MaxUploadsMB<<20 {
+		return nil, fmt.Errorf("%w: the project's archives would have %d MiB and may have %d: they are removed when nothing has used them for a while", ErrFull, used>>20, s.conf.MaxUploadsMB)
+	}
+	s.uploading[project] += size
+	s.uploads++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.uploads--
+		if s.uploading[project] -= size; s.uploading[project] == 0 {
+			delete(s.uploading, project)
+		}
+	}, nil
+}
+
+// publishOnce is publish for a name that is the digest of the content: what is there
+// already stays, since running sandboxes share its pages.
+func publishOnce(from, to string) error {
+	now := time.Now()
+	if err := os.Chtimes(to, now, now); err == nil {
+		return os.Remove(from)
+	}
+	return publish(from, to)
+}
+
+// publish renames a flushed file to its place, for good. What is there already is
+// replaced.
 func publish(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
