@@ -525,7 +525,7 @@ func TestLogIsBounded(t *testing.T) {
 	f.run()
 	var run [][]string
 	for range 200 {
-		run = append(run, []string{"RUN", "print \x1b[31mred\x00 " + strings.Repeat("x", 10<<10)})
+		run = append(run, []string{"RUN", "print \x1b[31mred\x00 " + strings.Repeat("x", 4<<10)})
 	}
 	got := f.make(f.a, "app", build.Definition{FromTemplate: "base", Steps: steps(run...)})
 	if n := len(f.strings(`select message from template_log`)); got.State != build.Ready || n > 100 || n < 80 {
