@@ -3,6 +3,7 @@ package registry
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -113,6 +114,9 @@ func blobName(d v1.Descriptor) string { return "blobs/" + d.Digest.Algorithm + "
 
 // layout takes the images of an OCI layout, by the Image Specification's "Image Layout".
 func (i *importer) layout(ctx context.Context, index []byte) (out []Image, err error) {
+	if bytes.Count(index, []byte("{")) > maxParts {
+		return nil, fmt.Errorf("%w: index.json has more than %d parts", ErrInvalid, maxParts)
+	}
 	var x v1.IndexManifest
 	if err := json.Unmarshal(index, &x); err != nil {
 		return nil, fmt.Errorf("%w: index.json is malformed: %w", ErrInvalid, err)
@@ -183,7 +187,7 @@ func (i *importer) image(ctx context.Context, m *v1.Manifest, digest v1.Hash) (I
 }
 
 // take keeps the layers of an image, whose files are named by name.
-func (i *importer) take(ctx context.Context, m *v1.Manifest, c *v1.ConfigFile, digest v1.Hash, name func(int) string) (Image, error) {
+func (i *importer) take(ctx context.Context, m *v1.Manifest, c *configuration, digest v1.Hash, name func(int) string) (Image, error) {
 	img := Image{Digest: digest.String(), Env: c.Config.Env}
 	left := newBudget(i.p.conf.MaxBytes)
 	for n, d := range m.Layers {
@@ -415,7 +419,7 @@ func newTarSource(f *os.File) (*tarSource, error) {
 		case file || link:
 			return nil, fmt.Errorf("%w: %s is in it twice", ErrInvalid, printable(h.Name))
 		case h.Typeflag == tar.TypeSymlink:
-			s.links[name] = path.Join(path.Dir(name), h.Linkname)
+			s.links[name] = path.Join(path.Dir(name), h.Linkname) //nolint:gosec // a key of files, never a path of the host
 			continue
 		case h.Typeflag == tar.TypeLink:
 			s.links[name] = path.Clean(h.Linkname)

@@ -420,6 +420,7 @@ func TestHostileImagesAreRefused(t *testing.T) {
 			}
 			m["layers"] = l
 		}), nil, nil, "200 layers"},
+		{"four megabytes of nothing", registrytest.Parts{Manifest: []byte(`{"schemaVersion":2,"layers":[` + strings.Repeat("{},", 1<<20) + "{}]}")}, nil, nil, "parts"},
 		{"foreign layer", edit(t, good(), func(m map[string]any) {
 			layerOf(m)["mediaType"] = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
 		}), nil, nil, "not a tar archive"},

@@ -116,8 +116,7 @@ func (a *answer) Unwrap() error {
 
 // passing says whether another attempt may succeed.
 func passing(err error) bool {
-	var a *answer
-	if errors.As(err, &a) {
+	if a, ok := errors.AsType[*answer](err); ok {
 		return a.code == http.StatusTooManyRequests || a.code >= 500
 	}
 	return !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrFull) && !errors.Is(err, publicnet.ErrRefused)
@@ -165,8 +164,7 @@ func (s *session) again(ctx context.Context, f func() error) error {
 			return err
 		}
 		pause := s.p.paused << (i - 1)
-		var a *answer
-		if errors.As(err, &a) {
+		if a, ok := errors.AsType[*answer](err); ok {
 			pause = max(pause, a.after)
 		}
 		select {
@@ -264,8 +262,7 @@ func (s *session) send(ctx context.Context, method string, u *url.URL, accept []
 
 // unreachable is the error of a host that cannot be reached.
 func (s *session) unreachable(e endpoint, err error) error {
-	var u *url.Error
-	if errors.As(err, &u) {
+	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err // without the URL, which may hold a CDN's signature
 	}
 	return fmt.Errorf("ask the registry %s: %w", e.address(), err)

@@ -183,7 +183,7 @@ func signV4(req *http.Request, payload []byte, id, secret, region, service strin
 	scope := strings.Join([]string{date[:8], region, service, "aws4_request"}, "/")
 	toSign := strings.Join([]string{"AWS4-HMAC-SHA256", date, scope, hexHash([]byte(canonical))}, "\n")
 	key := []byte("AWS4" + secret)
-	for _, part := range strings.Split(scope, "/") {
+	for part := range strings.SplitSeq(scope, "/") {
 		key = mac(key, part)
 	}
 	req.Header.Set("Authorization", "AWS4-HMAC-SHA256 Credential="+id+"/"+scope+", SignedHeaders="+signed+", Signature="+hex.EncodeToString(mac(key, toSign)))

@@ -23,6 +23,9 @@ var manifestTypes = []string{
 	string(types.OCIImageIndex), string(types.DockerManifestList), string(types.OCIManifestSchema1), string(types.DockerManifestSchema2),
 }
 
+// maxParts bounds the objects and members in a manifest. Large indexes have some 1000.
+const maxParts = 50_000
+
 // maxDepth is how many indexes may lead to a manifest: an index of indexes is allowed by
 // the Image Specification. More could go round in a circle.
 const maxDepth = 3
@@ -86,6 +89,10 @@ func hashOf(b []byte) v1.Hash {
 // parseManifest reads a manifest, or an index and returns the descriptor that leads on.
 // kind is the media type that came with it, and may be empty.
 func parseManifest(b []byte, kind string) (*v1.Manifest, *v1.Descriptor, error) {
+	// The attack: four megabytes of "{}" become a hundred times as much in memory.
+	if n := bytes.Count(b, []byte("{")) + bytes.Count(b, []byte(":")); n > maxParts {
+		return nil, nil, fmt.Errorf("%w: the manifest has more than %d parts", ErrInvalid, maxParts)
+	}
 	var m struct {
 		v1.Manifest
 
@@ -175,10 +182,22 @@ const (
 	maxEnvBytes = 256 << 10 // of all variables
 )
 
-// parseConfig reads an image's configuration, of which only the environment and the
-// layers' digests are used.
-func parseConfig(b []byte, m *v1.Manifest) (*v1.ConfigFile, error) {
-	var c v1.ConfigFile
+// A configuration is what is used of an image's configuration. The rest, such as its
+// history, is not even parsed.
+type configuration struct {
+	OS           string `json:"os"`
+	Architecture string `json:"architecture"`
+	Config       struct {
+		Env []string `json:"Env"`
+	} `json:"config"`
+	RootFS struct {
+		DiffIDs []v1.Hash `json:"diff_ids"`
+	} `json:"rootfs"`
+}
+
+// parseConfig reads an image's configuration.
+func parseConfig(b []byte, m *v1.Manifest) (*configuration, error) {
+	var c configuration
 	if err := json.Unmarshal(b, &c); err != nil {
 		return nil, fmt.Errorf("%w: its configuration is malformed: %w", ErrInvalid, err)
 	}

@@ -25,7 +25,7 @@ import (
 // wrap its handler.
 func Serve(t testing.TB, wrap ...func(http.Handler) http.Handler) string {
 	t.Helper()
-	h := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	h := registry.New(registry.Logger(log.New(io.Discard, "", 0))) //nolint:forbidigo // its type
 	for _, w := range wrap {
 		h = w(h)
 	}
