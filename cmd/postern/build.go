@@ -199,7 +199,11 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
-	d.builds, err = build.New(d.log, d.db, build.OnFleet(d.fleet), templates, nil, build.Config{
+	puller, err := d.newPuller()
+	if err != nil {
+		return err
+	}
+	d.builds, err = build.New(d.log, d.db, build.OnFleet(d.fleet), templates, puller, build.Config{
 		Server: d.server, Dir: filepath.Join(d.conf.Data, "templates"), KeepFreeMB: d.conf.KeepFreeMB,
 	})
 	if err != nil {

@@ -39,7 +39,7 @@ func (c *RegistrySettings) validate(bad func(flag, format string, args ...any)) 
 // newPuller returns what fetches images. It keeps their layers in the data directory.
 func (d *daemon) newPuller() (*registry.Puller, error) {
 	c := registry.Config{
-		Dir:   filepath.Join(d.conf.Data, "templates", "layers"),
+		Dir:   filepath.Join(d.conf.Data, "templates", "pulled"),
 		Allow: d.conf.RegistryAllow, Mirrors: map[string]string{}, KeepFreeMB: d.conf.KeepFreeMB,
 	}
 	for _, m := range d.conf.RegistryMirror {
