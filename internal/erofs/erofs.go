@@ -23,7 +23,6 @@
 package erofs
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -167,8 +166,8 @@ func WriteTree(ctx context.Context, w *os.File, root *Node) (Digest, error) {
 func WriteFile(w *os.File, content []byte, mode fs.FileMode) (Digest, error) {
 	root := &inode{Node: &Node{Mode: unix.S_IFREG | uint32(mode.Perm())}, nlink: 1, size: uint64(len(content))}
 	b := builder{all: []*inode{root}}
-	d, err := b.writeContent(w, root, func(out io.Writer) error {
-		return writePadded(out, bytes.NewReader(content), root)
+	d, err := b.writeContent(w, root, func(out *output) error {
+		return writePadded(out.buf, bytes.NewReader(content), root)
 	})
 	if err != nil {
 		return Digest{}, fmt.Errorf("make image of a file: %w", err)
@@ -365,12 +364,12 @@ func (b *builder) write(ctx context.Context, w *os.File, root *inode) (Digest, e
 			n.inline = []byte(n.Text)
 		}
 	}
-	return b.writeContent(w, root, func(out io.Writer) error {
+	return b.writeContent(w, root, func(out *output) error {
 		for _, n := range b.all {
 			if len(n.blocks) == 0 {
 				continue
 			}
-			if err := writePadded(out, bytes.NewReader(n.blocks), &inode{Node: n.Node, size: uint64(len(n.blocks))}); err != nil {
+			if err := writePadded(out.buf, bytes.NewReader(n.blocks), &inode{Node: n.Node, size: uint64(len(n.blocks))}); err != nil {
 				return err
 			}
 		}
@@ -381,7 +380,7 @@ func (b *builder) write(ctx context.Context, w *os.File, root *inode) (Digest, e
 			if err := ctx.Err(); err != nil {
 				return context.Cause(ctx)
 			}
-			if err := writeFrom(out, n); err != nil {
+			if err := out.node(n); err != nil {
 				return err
 			}
 		}
@@ -391,7 +390,7 @@ func (b *builder) write(ctx context.Context, w *os.File, root *inode) (Digest, e
 
 // writeContent lays out the image, writes the inodes, and then what content writes:
 // the whole blocks of directories and of files, in the order of b.all.
-func (b *builder) writeContent(w *os.File, root *inode, content func(io.Writer) error) (Digest, error) {
+func (b *builder) writeContent(w *os.File, root *inode, content func(*output) error) (Digest, error) {
 	at := int64(superAt + superSize)
 	for _, n := range b.all {
 		// The last part of the content must be in the block of its inode.
@@ -433,11 +432,11 @@ func (b *builder) writeContent(w *os.File, root *inode, content func(io.Writer) 
 	}
 	sum := sha256.New()
 	sum.Write(meta[superAt+superSize:])
-	out := bufio.NewWriterSize(io.MultiWriter(w, sum), 1<<20)
-	if _, err := w.Write(meta); err != nil {
+	if _, err := w.WriteAt(meta, 0); err != nil {
 		return Digest{}, err
 	}
-	if err := errors.Join(content(out), out.Flush()); err != nil {
+	out := newOutput(w, int64(len(meta)), sum)
+	if err := errors.Join(content(out), out.flush()); err != nil {
 		return Digest{}, err
 	}
 	var d Digest
@@ -504,15 +503,8 @@ func (n *inode) encode() []byte {
 	return out
 }
 
-// writeFrom writes the content of a regular file.
+// writeFrom writes the content of a regular file of a directory.
 func writeFrom(w io.Writer, n *inode) error {
-	switch {
-	case n.path != "":
-	case n.From != nil:
-		return writePadded(w, io.NewSectionReader(n.From, n.At, n.Size), n)
-	default:
-		return writePadded(w, strings.NewReader(n.Text), n)
-	}
 	fd, err := unix.Open(n.path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: n.path, Err: err}

@@ -44,6 +44,7 @@ type reader struct {
 	size   int64 // of the file
 	digest Digest
 	left   uint64           // inodes that may still come
+	room   int64            // bytes of contents that may still come: they do not overlap
 	nodes  map[uint64]*Node // by their number
 	// Inodes and the blocks of directories are in the order in which they are read, so
 	// each has a window of its own.
@@ -92,7 +93,7 @@ func (r *reader) image() (*Node, error) {
 		return nil, fmt.Errorf("%w: wrong checksum", ErrFormat)
 	}
 	copy(r.digest[:], b[48:])
-	r.left = le.Uint64(b[16:])
+	r.left, r.room = le.Uint64(b[16:]), r.size
 	root, err := r.node(uint64(le.Uint16(b[14:])), 0)
 	if err == nil && root.Kind() != unix.S_IFDIR {
 		err = fmt.Errorf("%w: the root is not a directory", ErrFormat)
@@ -134,6 +135,10 @@ func (r *reader) node(number uint64, depth int) (*Node, error) {
 		if inline == 0 || (at+inodeSize)%blockSize+inline > blockSize {
 			return nil, fmt.Errorf("%w: inode %d has another layout", ErrFormat, number)
 		}
+	}
+	if r.room -= size; r.room < 0 {
+		// A megabyte would be a terabyte if it were the content of all files.
+		return nil, fmt.Errorf("%w: contents overlap", ErrFormat)
 	}
 	switch n.Kind() {
 	case unix.S_IFREG:

@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	reader "gvisor.dev/gvisor/pkg/erofs"
 
 	"postern/internal/rootfs"
@@ -75,14 +75,22 @@ func archive(t testing.TB, entries ...entry) []byte {
 	return b.Bytes()
 }
 
-// stored returns a file of the host with that content.
-func stored(t testing.TB, content []byte) *os.File {
+// memory returns an empty file that is in no directory.
+func memory(t testing.TB) *os.File {
 	t.Helper()
-	f, err := os.CreateTemp(t.TempDir(), "")
+	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
 	}
+	f := os.NewFile(uintptr(fd), fmt.Sprintf("/proc/self/fd/%d", fd))
 	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// stored returns a file of the host with that content.
+func stored(t testing.TB, content []byte) *os.File {
+	t.Helper()
+	f := memory(t)
 	if _, err := f.Write(content); err != nil {
 		t.Fatal(err)
 	}
@@ -110,11 +118,7 @@ func made(t testing.TB, layers ...[]entry) *rootfs.Tree {
 // written writes the image of a tree and returns its path.
 func written(t testing.TB, tree *rootfs.Tree) string {
 	t.Helper()
-	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
+	f := memory(t)
 	if _, err := tree.WriteImage(t.Context(), f); err != nil {
 		t.Fatal(err)
 	}
@@ -338,4 +342,13 @@ func TestHostileLayersAreRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+func content(t testing.TB, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }

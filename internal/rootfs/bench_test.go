@@ -1,0 +1,41 @@
+package rootfs_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"postern/internal/rootfs"
+)
+
+// BenchmarkWriteImage measures the image of a template: that of a base image, from the
+// file that POSTERN_BENCH_IMAGE names, and a small layer.
+func BenchmarkWriteImage(b *testing.B) {
+	base := os.Getenv("POSTERN_BENCH_IMAGE")
+	if base == "" {
+		b.Skip("set POSTERN_BENCH_IMAGE to an EROFS image, such as that of the base template")
+	}
+	layer := stored(b, archive(b, dir("app"), file("app/main.py", "print('hello')\n")))
+	for b.Loop() {
+		tree, err := rootfs.Open(base)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := tree.Apply(layer, rootfs.Limits{}); err != nil {
+			b.Fatal(err)
+		}
+		f, err := os.Create(filepath.Join(b.TempDir(), "image"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := tree.WriteImage(b.Context(), f); err != nil {
+			b.Fatal(err)
+		}
+		if st, err := f.Stat(); err == nil {
+			b.SetBytes(st.Size())
+		}
+		f.Close()
+		os.Remove(f.Name())
+		tree.Close()
+	}
+}
