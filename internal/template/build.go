@@ -13,24 +13,28 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 )
 
-// build builds the template of the recipe. The caller holds the lock.
-func (c *Cache) build(ctx context.Context) (err error) {
+// A build has two stages. The first installs the packages, which takes minutes. Its
+// result is kept, compressed. The second puts the recipe's files on top, runs its
+// scripts and makes the image; it takes some seconds. So a new version of a small file
+// does not install packages again.
+
+// epoch is the time of each file that a build makes. Those that it unpacks keep theirs.
+var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// build builds the template of r. The caller holds the lock.
+func (c *Cache) build(ctx context.Context, r recipe, out io.Writer) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("build: must run as root (it makes device files and files of other users)")
 	}
-	mmdebstrap, err := exec.LookPath("mmdebstrap")
-	if err != nil {
-		return fmt.Errorf("build: %w; install it with: apt-get install --no-install-recommends mmdebstrap", err)
-	}
-	sources, err := c.sources()
+	sources, err := c.sources(r)
 	if err != nil {
 		return fmt.Errorf("build: %w", err)
 	}
@@ -53,19 +57,19 @@ func (c *Cache) build(ctx context.Context) (err error) {
 	defer logFile.Close()
 
 	began := time.Now()
-	p := newProgress(c.cfg.Progress, c.recipe.name, logFile)
+	p := newProgress(out, r.name, logFile)
 	stop := p.start()
 	defer stop()
 	rootfs := filepath.Join(dir, "rootfs")
-	if err := c.debootstrap(ctx, p, mmdebstrap, dir, rootfs, sources); err != nil {
+	if err := c.install(ctx, p, r, dir, rootfs, sources); err != nil {
 		return err
 	}
 	p.phase("setting up the system")
-	if err := c.finish(ctx, p, rootfs, sources); err != nil {
+	if err := c.finish(ctx, p, r, rootfs, sources); err != nil {
 		return err
 	}
-	p.phase("writing to disk")
-	t, err := c.seal(dir, rootfs)
+	p.phase("writing the image")
+	t, err := c.seal(ctx, r, dir, rootfs)
 	if err != nil {
 		return fmt.Errorf("build: %w", err)
 	}
@@ -74,23 +78,67 @@ func (c *Cache) build(ctx context.Context) (err error) {
 	}
 	stop()
 	took := time.Since(began).Round(time.Second)
-	fmt.Fprintf(c.cfg.Progress, "template %s: built in %s: %d packages, %d MB\n", t.Name, took, t.Packages, t.Bytes/1e6)
+	fmt.Fprintf(out, "template %s: built in %s: %d packages, %d MB\n", t.Name, took, t.Packages, t.Bytes/1e6)
 	c.log.InfoContext(ctx, "template built", "id", t.ID, "took", took, "bytes", t.Bytes)
 	return nil
+}
+
+// packed returns the path of the recipe's installed packages.
+func (c *Cache) packed(r recipe) string {
+	return filepath.Join(c.cfg.Dir, "packages", r.packagesKey()[:32]+".tar.zst")
+}
+
+// install makes rootfs, with the recipe's packages installed: those of an earlier build
+// if it had the same ones.
+func (c *Cache) install(ctx context.Context, p *progress, r recipe, dir, rootfs string, sources []source) error {
+	packed, err := os.Open(c.packed(r))
+	if err == nil {
+		p.phase("unpacking the packages")
+		err := unpack(ctx, packed, rootfs)
+		if err := errors.Join(err, packed.Close()); err != nil {
+			return fmt.Errorf("unpack installed packages: %w", err)
+		}
+		return nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("open installed packages: %w", err)
+	}
+	mmdebstrap, err := exec.LookPath("mmdebstrap")
+	if err != nil {
+		return fmt.Errorf("build: %w; install it with: apt-get install --no-install-recommends mmdebstrap", err)
+	}
+	began := time.Now()
+	if err := c.debootstrap(ctx, p, r, mmdebstrap, dir, rootfs, sources); err != nil {
+		return err
+	}
+	if err := c.addNPM(ctx, p, r, rootfs); err != nil {
+		return err
+	}
+	p.phase("keeping the packages for the next build")
+	if err := emptyDir(rootfs, "var/cache/apt/archives"); err != nil {
+		return fmt.Errorf("keep installed packages: %w", err)
+	}
+	if err := clamp(rootfs, began); err != nil {
+		return fmt.Errorf("keep installed packages: %w", err)
+	}
+	if err := pack(ctx, rootfs, filepath.Join(dir, "packed"), c.packed(r)); err != nil {
+		return fmt.Errorf("keep installed packages: %w", err)
+	}
+	return c.forgetDownloads()
 }
 
 // sources returns where to get the recipe's packages. It returns none on a host of
 // another release, or of Ubuntu: then mmdebstrap uses Debian's own mirrors, and
 // verifies them with the keys in Debian's keyring.
-func (c *Cache) sources() ([]source, error) {
+func (c *Cache) sources(r recipe) ([]source, error) {
 	if c.cfg.Sources != "" {
-		s := parseSources(c.cfg.Sources, c.recipe.suite)
+		s := parseSources(c.cfg.Sources, r.suite)
 		if len(s) == 0 {
-			return nil, fmt.Errorf("read configured package sources: none of them is for Debian %s", c.recipe.suite)
+			return nil, fmt.Errorf("read configured package sources: none of them is for Debian %s", r.suite)
 		}
 		return s, nil
 	}
-	s, err := hostSources(c.etcApt, c.recipe.suite)
+	s, err := hostSources(c.etcApt, r.suite)
 	if err != nil {
 		return nil, fmt.Errorf("read the host's package sources: %w", err)
 	}
@@ -98,11 +146,11 @@ func (c *Cache) sources() ([]source, error) {
 }
 
 // debootstrap installs the recipe's packages into rootfs.
-func (c *Cache) debootstrap(ctx context.Context, p *progress, mmdebstrap, dir, rootfs string, sources []source) error {
+func (c *Cache) debootstrap(ctx context.Context, p *progress, r recipe, mmdebstrap, dir, rootfs string, sources []source) error {
 	p.phase("reading package lists")
 	apt := filepath.Join(c.cfg.Dir, "apt")
 	args := []string{
-		mmdebstrap, "--verbose", "--mode=root", "--format=directory", "--variant=" + c.recipe.variant,
+		mmdebstrap, "--verbose", "--mode=root", "--format=directory", "--variant=" + r.variant,
 		"--aptopt=Acquire::Languages \"none\"",
 		// apt's own user cannot read the directory.
 		"--aptopt=APT::Sandbox::User \"root\"",
@@ -114,10 +162,10 @@ func (c *Cache) debootstrap(ctx context.Context, p *progress, mmdebstrap, dir, r
 		`--setup-hook=mkdir -p "$1/var/cache/apt/archives" && find ` + quote(apt) + ` -name "*.deb" -exec ln -t "$1/var/cache/apt/archives" {} +`,
 		`--customize-hook=find "$1/var/cache/apt/archives" -name "*.deb" -exec ln -f -t ` + quote(apt) + ` {} +`,
 	}
-	if len(c.recipe.packages) > 0 {
-		args = append(args, "--include="+strings.Join(c.recipe.packages, ","))
+	if len(r.packages) > 0 {
+		args = append(args, "--include="+strings.Join(r.packages, ","))
 	}
-	for _, e := range c.recipe.exclude {
+	for _, e := range r.exclude {
 		args = append(args, "--dpkgopt=path-exclude="+e)
 	}
 	opts, err := hostAcquire(ctx)
@@ -132,13 +180,13 @@ func (c *Cache) debootstrap(ctx context.Context, p *progress, mmdebstrap, dir, r
 		list.WriteString(s.line())
 	}
 	if len(sources) > 0 {
-		args = append(args, c.recipe.suite, rootfs, "-")
+		args = append(args, r.suite, rootfs, "-")
 	} else {
 		keys, err := filepath.Glob(c.keyring)
 		if err != nil || len(keys) == 0 {
-			return fmt.Errorf("install packages: /etc/apt names no source of Debian %s, and there is no %s to verify other sources with; install it with: apt-get install --no-install-recommends debian-archive-keyring", c.recipe.suite, c.keyring)
+			return fmt.Errorf("install packages: /etc/apt names no source of Debian %s, and there is no %s to verify other sources with; install it with: apt-get install --no-install-recommends debian-archive-keyring", r.suite, c.keyring)
 		}
-		args = append(args, "--keyring="+keys[0], c.recipe.suite, rootfs)
+		args = append(args, "--keyring="+keys[0], r.suite, rootfs)
 	}
 	// In namespaces of its own: mmdebstrap mounts /proc and parts of /dev below
 	// rootfs. If it is killed these mounts must disappear with it, otherwise the
@@ -183,14 +231,16 @@ func hostAcquire(ctx context.Context) ([]string, error) {
 
 // finish writes the recipe's files and runs its script, inside the new system and
 // without network.
-func (c *Cache) finish(ctx context.Context, p *progress, rootfs string, sources []source) error {
+func (c *Cache) finish(ctx context.Context, p *progress, r recipe, rootfs string, sources []source) error {
 	root, err := os.OpenRoot(rootfs)
 	if err != nil {
 		return fmt.Errorf("set up: %w", err)
 	}
 	defer root.Close()
+	began := time.Now()
 	const script = "/opt/postern-finish.sh"
-	files := append([]file{{script, c.recipe.finish}}, c.recipe.files...)
+	// In the guest's place is an empty file, over which its image is mounted.
+	files := append([]file{{script, finishProlog + r.finish}, {GuestPath, ""}}, r.files...)
 	if len(sources) > 0 { // otherwise mmdebstrap has written its own
 		var list strings.Builder
 		for _, s := range sources {
@@ -206,7 +256,7 @@ func (c *Cache) finish(ctx context.Context, p *progress, rootfs string, sources 
 		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("set up: %w", err)
 		}
-		if err := writeFile(root, name, []byte(f.text), 0o644); err != nil {
+		if err := copyFile(root, name, strings.NewReader(f.text), 0o644, epoch); err != nil {
 			return fmt.Errorf("set up: %w", err)
 		}
 	}
@@ -216,33 +266,158 @@ func (c *Cache) finish(ctx context.Context, p *progress, rootfs string, sources 
 	if err := p.run(cmd); err != nil {
 		return fmt.Errorf("set up: %w", err)
 	}
-	return root.Remove(script[1:])
+	if err := root.Remove(script[1:]); err != nil {
+		return fmt.Errorf("set up: %w", err)
+	}
+	if err := clamp(rootfs, began); err != nil {
+		return fmt.Errorf("set up: %w", err)
+	}
+	return nil
 }
 
-// seal writes the description of a finished root file system and flushes everything
-// to disk.
-func (c *Cache) seal(dir, rootfs string) (Template, error) {
-	t := Template{ID: c.recipe.id(), Name: c.recipe.name, Built: time.Now().UTC().Truncate(time.Second)}
+// finishProlog begins the recipe's script. The variable is the time that programs write
+// instead of the present one. Python is not told: it would compile to files that it
+// compares with their source at each import.
+var finishProlog = fmt.Sprintf(`set -eu
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
+umask 022
+export SOURCE_DATE_EPOCH=%d
+python3() { env -u SOURCE_DATE_EPOCH /usr/bin/python3 "$@"; }
+`, epoch.Unix())
+
+// clamp gives each file below dir that has changed since a time the time epoch, so that
+// the result does not depend on when it was built. Other times lose their fractions of
+// a second.
+func clamp(dir string, since time.Time) error {
+	since = since.Truncate(time.Second)
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		i, err := d.Info()
+		if err != nil {
+			return err
+		}
+		t := i.ModTime().Truncate(time.Second)
+		if !t.Before(since) {
+			t = epoch
+		}
+		at := []unix.Timespec{{Sec: t.Unix()}, {Sec: t.Unix()}}
+		if err := unix.UtimesNanoAt(unix.AT_FDCWD, path, at, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return &os.PathError{Op: "set times", Path: path, Err: err}
+		}
+		return nil
+	})
+}
+
+// pack writes the directory dir to the file name, by way of the file tmp. A process that
+// is killed leaves all of it or nothing.
+func pack(ctx context.Context, dir, tmp, name string) (err error) {
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	z, err := zstd.NewWriter(f)
+	if err != nil {
+		return err
+	}
+	// Extended attributes are not kept, as in an image.
+	cmd := jail(ctx, 0, `exec tar -c --sort=name --numeric-owner --format=gnu -C "$1" .`, dir)
+	if err := errors.Join(runWith(cmd, nil, z), z.Close(), f.Sync()); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, name); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(name))
+}
+
+// unpack makes the directory dir from what pack has written.
+func unpack(ctx context.Context, packed io.Reader, dir string) error {
+	z, err := zstd.NewReader(packed)
+	if err != nil {
+		return err
+	}
+	defer z.Close()
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	return runWith(jail(ctx, 0, `exec tar -x --numeric-owner -p -C "$1"`, dir), z, nil)
+}
+
+// emptyDir removes what is in the directory name below rootfs.
+func emptyDir(rootfs, name string) error {
+	root, err := os.OpenRoot(rootfs)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	es, err := fs.ReadDir(root.FS(), name)
+	if err != nil {
+		return err
+	}
+	for _, e := range es {
+		if err := root.RemoveAll(filepath.Join(name, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runWith runs a command of jail. Its error includes what it wrote to its standard error.
+func runWith(cmd *exec.Cmd, in io.Reader, out io.Writer) error {
+	runtime.LockOSThread() // see progress.run
+	defer runtime.UnlockOSThread()
+	var said bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, &said
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("tar: %w; it says: %.2000s", err, strings.TrimSpace(said.String()))
+	}
+	return nil
+}
+
+func syncDir(name string) error {
+	d, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// seal makes the image of a finished root file system, writes its description, empties
+// rootfs and flushes everything to disk.
+func (c *Cache) seal(ctx context.Context, r recipe, dir, rootfs string) (Template, error) {
+	t := Template{ID: r.id(), Name: r.name, Built: time.Now().UTC().Truncate(time.Second), Ready: r.ready}
 	status, err := os.ReadFile(filepath.Join(rootfs, "var/lib/dpkg/status"))
 	if err != nil {
 		return Template{}, err
 	}
-	debs := installedDebs(string(status))
-	t.Packages = len(debs)
-	if t.Bytes, err = diskUsage(rootfs); err != nil {
+	packages := debs(string(status))
+	for _, n := range r.npm {
+		packages = append(packages, Package{Kind: "npm", Name: n.Package, Version: n.Version})
+	}
+	t.Packages = len(packages)
+	if t.Bytes, err = makeRootImage(ctx, dir, rootfs); err != nil {
 		return Template{}, err
 	}
-	if err := c.forgetDebs(debs); err != nil {
-		return Template{}, err
-	}
-	b, err := json.MarshalIndent(t, "", "  ")
-	if err != nil {
-		return Template{}, err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "template.json"), b, 0o600); err != nil {
-		return Template{}, err
+	for name, v := range map[string]any{"template.json": t, "record.json": packages} {
+		b, err := json.MarshalIndent(v, "", "  ")
+		if err != nil {
+			return Template{}, err
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
+			return Template{}, err
+		}
 	}
 	if err := os.WriteFile(filepath.Join(dir, "in-use"), nil, 0o600); err != nil {
+		return Template{}, err
+	}
+	// The image has it all. gVisor wants a directory to be there.
+	if err := removeTree(rootfs); err != nil {
+		return Template{}, err
+	}
+	if err := os.Mkdir(rootfs, 0o755); err != nil {
 		return Template{}, err
 	}
 	d, err := os.Open(dir)
@@ -250,7 +425,6 @@ func (c *Cache) seal(dir, rootfs string) (Template, error) {
 		return Template{}, err
 	}
 	defer d.Close()
-	// One call instead of an fsync for each of twenty thousand files.
 	if err := unix.Syncfs(int(d.Fd())); err != nil {
 		return Template{}, fmt.Errorf("flush %s: %w", dir, err)
 	}
@@ -263,11 +437,7 @@ func (c *Cache) publish(dir, id string) error {
 	if err := os.Rename(dir, filepath.Join(templates, id)); err != nil {
 		return err
 	}
-	d, err := os.Open(templates)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return syncDir(templates)
 }
 
 // sweep removes what killed builds and prunes have left. The caller holds the lock,
@@ -277,8 +447,12 @@ func (c *Cache) sweep() error {
 	if err != nil {
 		return err
 	}
-	for _, dir := range left {
-		fmt.Fprintf(c.cfg.Progress, "template %s: removing what an interrupted build left\n", c.recipe.name)
+	fetches, err := filepath.Glob(filepath.Join(c.cfg.Dir, "npm", "fetch-*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range append(left, fetches...) {
+		c.log.Info("removing what an interrupted build left", "dir", dir)
 		if err := c.discard(dir); err != nil {
 			return err
 		}
@@ -313,54 +487,21 @@ func removeTree(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// forgetDebs removes the downloaded packages that the newest build did not use.
-func (c *Cache) forgetDebs(used []string) error {
-	have, err := filepath.Glob(filepath.Join(c.cfg.Dir, "apt", "*.deb"))
-	if err != nil {
-		return err
-	}
-	for _, h := range have {
-		if !slices.Contains(used, filepath.Base(h)) {
+// forgetDownloads removes the packages that were downloaded: they are installed, and
+// kept so.
+func (c *Cache) forgetDownloads() error {
+	for _, pattern := range []string{"apt/*.deb", "npm/*.tgz"} {
+		have, err := filepath.Glob(filepath.Join(c.cfg.Dir, pattern))
+		if err != nil {
+			return err
+		}
+		for _, h := range have {
 			if err := os.Remove(h); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
-}
-
-// installedDebs returns apt's file names for the packages in dpkg's status file.
-func installedDebs(status string) []string {
-	var out []string
-	for stanza := range strings.SplitSeq(status, "\n\n") {
-		f := fields(stanza)
-		if f["package"] == "" || !strings.HasSuffix(f["status"], " installed") {
-			continue
-		}
-		out = append(out, f["package"]+"_"+strings.ReplaceAll(f["version"], ":", "%3a")+"_"+f["architecture"]+".deb")
-	}
-	return out
-}
-
-// diskUsage returns the bytes that a directory uses on disk.
-func diskUsage(dir string) (int64, error) {
-	var n int64
-	seen := map[uint64]bool{} // inodes: a file may have several names
-	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		i, err := d.Info()
-		if err != nil {
-			return err
-		}
-		if st, ok := i.Sys().(*syscall.Stat_t); ok && !seen[st.Ino] {
-			seen[st.Ino] = st.Nlink > 1
-			n += st.Blocks * 512
-		}
-		return nil
-	})
-	return n, err
 }
 
 // jail returns a command that runs a shell script with args in namespaces of its

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,7 +19,7 @@ import (
 // smallRecipe returns a recipe that builds in seconds.
 func smallRecipe() recipe {
 	return recipe{
-		name: "small", suite: "bookworm", variant: "essential", exclude: []string{"/usr/share/doc/*"},
+		name: "small", aliases: []string{"little"}, suite: "bookworm", variant: "essential", exclude: []string{"/usr/share/doc/*"},
 		// Only the loopback: a package's script cannot reach the network.
 		finish: "set -eu; echo made >/etc/made; test $(hostname) = sandbox; test $(grep -c : /proc/net/dev) = 1\n",
 		files:  []file{{"/opt/a/b", "text"}},
@@ -33,7 +34,7 @@ func TestMain(m *testing.M) {
 	}
 	c, err := New(slog.New(slog.DiscardHandler), Config{Dir: dir, Guest: []byte("guest"), Progress: os.Stdout})
 	if err == nil {
-		c.recipe = smallRecipe()
+		c.recipes = []recipe{smallRecipe()}
 		_, err = c.Base(context.Background())
 	}
 	if err != nil {
@@ -46,7 +47,8 @@ func TestMain(m *testing.M) {
 // incomplete template can be found, and the next build succeeds.
 func TestBuildKilled(t *testing.T) {
 	dir := t.TempDir()
-	for _, at := range []string{"installing", "writing to disk"} {
+	before := temporary(t)
+	for _, at := range []string{"installing", "writing the image"} {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), "POSTERN_TEST_BUILD_DIR="+dir)
 		cmd.Stderr = t.Output()
@@ -76,6 +78,9 @@ func TestBuildKilled(t *testing.T) {
 				t.Fatalf("killed at %q: still running: %v", at, processesBelow(t, dir))
 			}
 		}
+		if left := temporary(t); len(left) > len(before) {
+			t.Errorf("killed at %q: in the directory for temporary files are %v, before %v", at, left, before)
+		}
 		if m, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(m), dir) {
 			t.Fatalf("killed at %q: got %v, or a mount below %s", at, err, dir)
 		}
@@ -84,37 +89,95 @@ func TestBuildKilled(t *testing.T) {
 		}
 	}
 
+	began := time.Now()
 	c, out := newCache(t, dir, "guest")
-	c.recipe = smallRecipe()
+	if left, err := filepath.Glob(filepath.Join(dir, "build-*")); err != nil || len(left) != 0 {
+		t.Errorf("after the next start: got %v, %v, want nothing of the killed builds", left, err)
+	}
+	c.recipes = []recipe{smallRecipe()}
 	tpl, err := c.Base(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(out.String(), "removing what an interrupted build left") {
-		t.Errorf("progress: got %q, want it to mention the interrupted build", out)
+	if !strings.Contains(out.String(), "unpacking the packages") {
+		t.Errorf("the second stage was killed: got %q, want it to go on from the first", out)
 	}
-	if left, err := filepath.Glob(filepath.Join(dir, "build-*")); err != nil || len(left) != 0 {
-		t.Errorf("left of builds: got %v, %v", left, err)
-	}
-	for name, want := range map[string]string{"etc/made": "made\n", "opt/a/b": "text", GuestPath: "guest"} {
-		if b, err := os.ReadFile(filepath.Join(tpl.Rootfs, name)); err != nil || string(b) != want {
-			t.Errorf("%s: got %q, %v, want %q", name, b, err, want)
+	t.Logf("second stage: %v", time.Since(began))
+	root := openImage(t, tpl.RootImage)
+	for name, want := range map[string]uint64{"etc/made": 5, "opt/a/b": 4, GuestPath: 0} {
+		if n, ok := lookup(t, root, name); !ok || !n.IsRegular() || n.Size() != want {
+			t.Errorf("%s: got %v, %d bytes, want %d", name, ok, n.Size(), want)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(tpl.Rootfs, "opt/postern-finish.sh")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("finishing script: got %v, want it gone", err)
+	if _, ok := lookup(t, root, "opt/postern-finish.sh"); ok {
+		t.Error("the finishing script is in the image")
+	}
+	if guest := openImage(t, tpl.GuestImage); guest.RootNid() == 0 {
+		t.Error("the guest's image has no root")
+	}
+	if es, err := os.ReadDir(tpl.Rootfs); err != nil || len(es) != 0 {
+		t.Errorf("rootfs: got %v, %v, want an empty directory", es, err)
 	}
 	if tpl.Packages < 50 || tpl.Bytes < 50e6 {
 		t.Errorf("got %d packages and %d bytes, want the essential packages", tpl.Packages, tpl.Bytes)
 	}
-	if debs, err := filepath.Glob(filepath.Join(dir, "apt", "*.deb")); err != nil || len(debs) != tpl.Packages {
-		t.Errorf("kept downloads: got %d, %v, want %d", len(debs), err, tpl.Packages)
+	rec, err := c.Record(tpl.ID)
+	if err != nil || len(rec.Packages) != tpl.Packages || rec.Digest == "" || rec.Bytes != tpl.Bytes || strings.Join(rec.Names, " ") != "small little" {
+		t.Errorf("record: got %+v, %v", rec, err)
 	}
-	began := time.Now()
-	if _, err := c.Resolve(t.Context(), "base"); err != nil {
+	if i := slices.IndexFunc(rec.Packages, func(p Package) bool { return p.Name == "libc6" }); i < 0 || rec.Packages[i].Version == "" || rec.Packages[i].Kind != "deb" {
+		t.Errorf("record: got %v, want libc6 with its version", rec.Packages)
+	}
+	if debs, err := filepath.Glob(filepath.Join(dir, "apt", "*.deb")); err != nil || len(debs) != 0 {
+		t.Errorf("downloads: got %d, %v, want none: they are kept installed", len(debs), err)
+	}
+
+	// The same packages and files give the same image, whenever it is built.
+	if ok, err := c.retire(tpl.ID); ok || err != nil {
+		t.Errorf("removing a template in use: got %v, %v", ok, err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := c.retire(tpl.ID); !ok || err != nil {
+		t.Fatalf("remove: got %v, %v", ok, err)
+	}
+	time.Sleep(1100 * time.Millisecond) // so that times of files differ
+	c, _ = newCache(t, dir, "guest")
+	c.recipes = []recipe{smallRecipe()}
+	again, err := c.Base(t.Context())
+	if err != nil || filepath.Base(again.RootImage) != filepath.Base(tpl.RootImage) {
+		t.Errorf("built again: got %s, %v, want %s", again.RootImage, err, tpl.RootImage)
+	}
+
+	// Another script: the packages are not installed again, though their source is gone.
+	other := smallRecipe()
+	other.finish += "echo other >/etc/other\n"
+	c.recipes = []recipe{other}
+	c.cfg.Sources = "deb http://127.0.0.1:9/debian bookworm main\n"
+	changed, err := c.Base(t.Context())
+	if err != nil || changed.ID == tpl.ID || changed.RootImage == again.RootImage {
+		t.Errorf("another script: got %+v, %v", changed, err)
+	}
+	began = time.Now()
+	if _, err := c.Resolve(t.Context(), "little"); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("found again in %v", time.Since(began))
+}
+
+// temporary returns what mmdebstrap and apt leave in the directory for temporary files.
+func temporary(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	for _, pattern := range []string{"mmdebstrap*", "apt-*", "apt.*"} {
+		have, err := filepath.Glob(filepath.Join(os.TempDir(), pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, have...)
+	}
+	return out
 }
 
 // processesBelow returns the command lines that mention dir.
@@ -162,7 +225,7 @@ func TestBuildFails(t *testing.T) {
 	})
 	t.Run("source unreachable", func(t *testing.T) {
 		c, _ := newCache(t, t.TempDir(), "guest")
-		c.recipe = smallRecipe()
+		c.recipes = []recipe{smallRecipe()}
 		c.cfg.Sources = "deb http://127.0.0.1:9/debian bookworm main\n"
 		_, err := c.Base(t.Context())
 		if err == nil || !strings.Contains(err.Error(), "127.0.0.1:9") {
@@ -174,7 +237,7 @@ func TestBuildFails(t *testing.T) {
 	})
 	t.Run("canceled", func(t *testing.T) {
 		c, _ := newCache(t, t.TempDir(), "guest")
-		c.recipe = smallRecipe()
+		c.recipes = []recipe{smallRecipe()}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		began := time.Now()

@@ -1,6 +1,7 @@
 package template
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -43,15 +44,13 @@ func lookup(t *testing.T, i *reader.Image, path string) (n reader.Inode, ok bool
 	return n, true
 }
 
-// TestTemplateGetsImages: also one that an older program has built, and again when it
-// was killed meanwhile.
-func TestTemplateGetsImages(t *testing.T) {
+// TestGuestIsAnImageOfItsOwn: each version of the program adds its own, and takes no
+// other's away.
+func TestGuestIsAnImageOfItsOwn(t *testing.T) {
 	dir := t.TempDir()
 	c, out := newCache(t, dir, "guest one")
-	rootfs := pretend(t, c, c.recipe.id())
-	write(t, filepath.Join(rootfs, "etc/passwd"), "root:x:0:0:")
-	write(t, filepath.Join(rootfs, GuestPath+"-older"), "older guest")
-	left := filepath.Join(filepath.Dir(rootfs), imagesDir, ".making-1")
+	tplDir := pretend(t, c, c.recipes[0].id())
+	left := filepath.Join(tplDir, imagesDir, ".making-1")
 	write(t, left, "half an image")
 	one, err := c.Base(t.Context())
 	if err != nil {
@@ -59,18 +58,6 @@ func TestTemplateGetsImages(t *testing.T) {
 	}
 	if _, err := os.Stat(left); !os.IsNotExist(err) {
 		t.Errorf("what a killed process left: got %v", err)
-	}
-	root := openImage(t, one.RootImage)
-	if n, ok := lookup(t, root, "etc/passwd"); !ok || n.Size() != 11 {
-		t.Errorf("etc/passwd: got %v, %d bytes", ok, n.Size())
-	}
-	if n, ok := lookup(t, root, GuestPath); !ok || !n.IsRegular() || n.Size() != 0 {
-		t.Errorf("the guest's place: got %v, mode %o, %d bytes, want an empty file", ok, n.Mode(), n.Size())
-	}
-	for _, name := range []string{"-older", "-" + c.digest[:16]} {
-		if _, ok := lookup(t, root, GuestPath+name); ok {
-			t.Errorf("the image has %s", GuestPath+name)
-		}
 	}
 	guest := openImage(t, one.GuestImage)
 	n, err := guest.Inode(guest.RootNid())
@@ -82,12 +69,11 @@ func TestTemplateGetsImages(t *testing.T) {
 	if err != nil || again.RootImage != one.RootImage || again.GuestImage != one.GuestImage || out.String() != before {
 		t.Errorf("again: got %+v, %v", again, err)
 	}
-
-	// The next version of the program has another guest, and uses the same image of
-	// the rest, even if that was lost meanwhile.
-	if err := os.Remove(one.RootImage); err != nil {
-		t.Fatal(err)
+	link, err := filepath.EvalSymlinks(filepath.Join(dir, "base-current"))
+	if err != nil || link != one.RootImage {
+		t.Errorf("base-current: got %q, %v, want %q", link, err, one.RootImage)
 	}
+
 	c2, _ := newCache(t, dir, "guest two")
 	two, err := c2.Base(t.Context())
 	if err != nil || two.RootImage != one.RootImage || two.GuestImage == one.GuestImage {
@@ -99,20 +85,37 @@ func TestTemplateGetsImages(t *testing.T) {
 	if tpl, err := c.Base(t.Context()); err != nil || tpl.GuestImage != one.GuestImage {
 		t.Errorf("the old program: got %s, %v, want %s", tpl.GuestImage, err, one.GuestImage)
 	}
+
+	if err := os.Remove(one.RootImage); err != nil {
+		t.Fatal(err)
+	}
+	c3, _ := newCache(t, dir, "guest three")
+	if _, err := c3.Base(t.Context()); err == nil || !strings.Contains(err.Error(), "lost its image") {
+		t.Errorf("without its image: got %v, want it to say what to do", err)
+	}
 }
 
-// TestTemplateWithoutImage: where no image can be made, the directory still serves.
-func TestTemplateWithoutImage(t *testing.T) {
-	c, out := newCache(t, t.TempDir(), "guest")
-	rootfs := pretend(t, c, c.recipe.id())
-	write(t, filepath.Join(filepath.Dir(rootfs), imagesDir), "a file is in the way")
-	for range 2 {
-		tpl, err := c.Base(t.Context())
-		if err != nil || tpl.RootImage != "" || tpl.GuestImage != "" || tpl.Rootfs != rootfs {
-			t.Errorf("got %+v, %v, want the directory alone", tpl, err)
-		}
+// TestTemplatesOfOlderPrograms: a sandbox that was saved on a directory finds it again.
+func TestTemplatesOfOlderPrograms(t *testing.T) {
+	c, _ := newCache(t, t.TempDir(), "guest")
+	dir := filepath.Join(c.cfg.Dir, "templates", "base-0123456789abcdef")
+	write(t, filepath.Join(dir, "template.json"), `{"id":"base-0123456789abcdef","name":"base","packages":1}`)
+	write(t, filepath.Join(dir, "in-use"), "")
+	write(t, filepath.Join(dir, "rootfs/var/lib/dpkg/status"), "Package: bash\nStatus: install ok installed\nArchitecture: amd64\nVersion: 5.2\n")
+	tpl, err := c.ByID(t.Context(), "base-0123456789abcdef")
+	if err != nil || tpl.RootImage != "" || tpl.GuestImage != "" || tpl.Rootfs != filepath.Join(dir, "rootfs") || tpl.Ready == nil {
+		t.Errorf("got %+v, %v, want the directory alone", tpl, err)
 	}
-	if n := strings.Count(out.String(), "no image"); n != 1 {
-		t.Errorf("said %d times that there is no image, want once:\n%s", n, out)
+	rec, err := c.Record(tpl.ID)
+	if err != nil || len(rec.Packages) != 1 || rec.Packages[0] != (Package{"deb", "bash", "5.2", "amd64"}) || len(rec.Names) != 0 {
+		t.Errorf("record: got %+v, %v", rec, err)
+	}
+	for _, id := range []string{"base-ffffffffffffffff", "../base", "..", ""} {
+		if _, err := c.ByID(t.Context(), id); !errors.Is(err, ErrNotFound) {
+			t.Errorf("by ID %q: got %v", id, err)
+		}
+		if _, err := c.Record(id); !errors.Is(err, ErrNotFound) {
+			t.Errorf("record of %q: got %v", id, err)
+		}
 	}
 }

@@ -33,7 +33,7 @@ func builtBase(t *testing.T) Template {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	tpl, err := c.open(c.recipe.id())
+	tpl, err := c.open(c.recipes[0].id())
 	if err != nil {
 		if tpl, err = c.Base(t.Context()); err != nil {
 			t.Fatal(err)
@@ -47,13 +47,16 @@ func builtBase(t *testing.T) Template {
 func startInterpreter(t *testing.T) string {
 	t.Helper()
 	tpl := builtBase(t)
-	service, err := os.ReadFile(tpl.Rootfs + ServicesPath)
+	rs, err := recipes()
 	if err != nil {
 		t.Fatal(err)
 	}
+	i := slices.IndexFunc(rs[0].files, func(f file) bool { return f.path == ServicesPath })
+	service := rs[0].files[i].text
 	const script = `mount --make-rprivate /
-		mount -t tmpfs tmpfs "$2" && cd "$2" && mkdir upper work root
-		mount -t overlay -o "lowerdir=$1,upperdir=upper,workdir=work" overlay root
+		mount -t tmpfs tmpfs "$2" && cd "$2" && mkdir lower upper work root
+		mount -t erofs -o ro,loop "$1" lower
+		mount -t overlay -o "lowerdir=lower,upperdir=upper,workdir=work" overlay root
 		mount -t proc proc root/proc
 		mount -t tmpfs -o mode=1777 tmpfs root/dev/shm; mount -t devpts -o newinstance,ptmxmode=666,mode=620 devpts root/dev/pts && ln -sf pts/ptmx root/dev/ptmx
 		printf '{"OF_SANDBOX": "from the creator"}' >root/run/postern/envs.json
@@ -61,7 +64,7 @@ func startInterpreter(t *testing.T) string {
 		chown -R 1000 root/run/postern && chown 1000 root/etc root/etc/machine-id
 		chroot --userspec=1000:1000 --groups= root env -i HOME=/home/user USER=user LOGNAME=user LANG=C.UTF-8 PATH=/usr/local/bin:/usr/bin:/bin $3 --listen 127.0.0.1:0
 		exit $?` // no exec: a process that changes its user outlives a test that crashes
-	cmd := jail(t.Context(), syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, script, tpl.Rootfs, t.TempDir(), strings.TrimSpace(string(service)))
+	cmd := jail(t.Context(), syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, script, tpl.RootImage, t.TempDir(), strings.TrimSpace(service))
 	cmd.Stdout = t.Output()
 	errs, err := cmd.StderrPipe()
 	if err != nil {

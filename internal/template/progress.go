@@ -146,3 +146,31 @@ func appendLast(l []string, s string, most int) []string {
 	}
 	return append(l, s)
 }
+
+// lastLine is a writer that keeps the last line, and hands everything on.
+type lastLine struct {
+	out io.Writer
+
+	mu   sync.Mutex
+	line string
+}
+
+// Write implements [io.Writer].
+func (l *lastLine) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	if s := strings.TrimSpace(string(b)); s != "" {
+		l.line = s[strings.LastIndexByte(s, '\n')+1:]
+	}
+	l.mu.Unlock()
+	return l.out.Write(b)
+}
+
+// String returns the last line.
+func (l *lastLine) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.line == "" {
+		return "begins"
+	}
+	return l.line
+}

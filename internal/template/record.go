@@ -1,7 +1,7 @@
 package template
 
 import (
-	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -31,32 +31,6 @@ type Package struct {
 	Arch    string `json:"arch,omitzero"` // Debian's name of the architecture; empty for npm
 }
 
-// Names returns the names that [Cache.Resolve] knows, sorted.
-func (c *Cache) Names() []string {
-	names := slices.Clone(baseNames)
-	slices.Sort(names)
-	return names
-}
-
-// Build returns the templates with the given names, and builds the missing ones. No
-// names mean base.
-func (c *Cache) Build(ctx context.Context, names ...string) ([]Template, error) {
-	if len(names) == 0 {
-		names = []string{c.recipe.name}
-	}
-	var out []Template
-	for _, n := range names {
-		t, err := c.Resolve(ctx, n)
-		if err != nil {
-			return out, err
-		}
-		if !slices.ContainsFunc(out, func(o Template) bool { return o.ID == t.ID }) {
-			out = append(out, t)
-		}
-	}
-	return out, nil
-}
-
 // List returns the templates that are on this machine, also those of older programs,
 // sorted by ID. It does not keep others from removing them.
 func (c *Cache) List() ([]Template, error) {
@@ -80,7 +54,7 @@ func (c *Cache) List() ([]Template, error) {
 // Record returns what is in a template of this machine. Its error wraps [ErrNotFound]
 // if there is none with that ID.
 func (c *Cache) Record(id string) (Record, error) {
-	if id != filepath.Base(id) || id == ".." || id == "." {
+	if !plain(id) {
 		return Record{}, fmt.Errorf("inspect template %.64q: %w", id, ErrNotFound)
 	}
 	t, err := c.open(id)
@@ -90,8 +64,10 @@ func (c *Cache) Record(id string) (Record, error) {
 		return Record{}, fmt.Errorf("inspect template %.64q: %w", id, err)
 	}
 	r := Record{ID: t.ID, Built: t.Built, Path: t.Rootfs, Bytes: t.Bytes}
-	if id == c.recipe.id() {
-		r.Names = append([]string{t.Name}, t.Aliases...)
+	for _, known := range c.recipes {
+		if known.id() == id {
+			r.Names = known.names()
+		}
 	}
 	if t.RootImage != "" {
 		st, err := os.Stat(t.RootImage)
@@ -101,11 +77,21 @@ func (c *Cache) Record(id string) (Record, error) {
 		r.Path, r.Bytes = t.RootImage, st.Size()
 		r.Digest = strings.TrimSuffix(strings.TrimPrefix(filepath.Base(t.RootImage), rootPrefix), imageSuffix)
 	}
-	status, err := os.ReadFile(filepath.Join(t.Rootfs, "var/lib/dpkg/status"))
+	b, err := os.ReadFile(filepath.Join(filepath.Dir(t.Rootfs), "record.json"))
+	if errors.Is(err, os.ErrNotExist) { // of an older program
+		status, err := os.ReadFile(filepath.Join(t.Rootfs, "var/lib/dpkg/status"))
+		if err != nil {
+			return Record{}, fmt.Errorf("inspect template %s: %w", id, err)
+		}
+		r.Packages = debs(string(status))
+		return r, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &r.Packages)
+	}
 	if err != nil {
 		return Record{}, fmt.Errorf("inspect template %s: %w", id, err)
 	}
-	r.Packages = debs(string(status))
 	return r, nil
 }
 

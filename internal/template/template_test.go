@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -42,16 +43,18 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
-// pretend puts an empty template where a build would put it.
+// pretend puts a template without files where a build would put it, and returns its
+// directory.
 func pretend(t *testing.T, c *Cache, id string) string {
 	t.Helper()
 	dir := filepath.Join(c.cfg.Dir, "templates", id)
+	write(t, filepath.Join(dir, imagesDir, rootPrefix+"00"+imageSuffix), "image")
 	write(t, filepath.Join(dir, "template.json"), `{"id":"`+id+`","name":"base","packages":1}`)
 	write(t, filepath.Join(dir, "in-use"), "")
 	if err := os.MkdirAll(filepath.Join(dir, "rootfs"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return filepath.Join(dir, "rootfs")
+	return dir
 }
 
 func TestNew(t *testing.T) {
@@ -84,10 +87,10 @@ func TestNew(t *testing.T) {
 
 func TestResolve(t *testing.T) {
 	c, _ := newCache(t, t.TempDir(), "guest")
-	want := pretend(t, c, c.recipe.id())
+	want := filepath.Join(pretend(t, c, c.recipes[0].id()), "rootfs")
 	for name, found := range map[string]bool{
-		"base": true, "code-interpreter-v1": true, "code-interpreter": true, "base:default": true,
-		"": false, "desktop": false, "BASE": false, "../base": false, c.recipe.id(): false, "base:other": false,
+		"base": true, "code-interpreter-v1": true, "code-interpreter": true, "mcp-gateway": true, "base:default": true,
+		"": false, "desktop": false, "BASE": false, "../base": false, c.recipes[0].id(): false, "base:other": false,
 		strings.Repeat("x", 1<<16): false,
 	} {
 		tpl, err := c.Resolve(t.Context(), name)
@@ -97,94 +100,38 @@ func TestResolve(t *testing.T) {
 		if !found && (!errors.Is(err, ErrNotFound) || len(err.Error()) > 300) {
 			t.Errorf("%.20q: got %v, want a short ErrNotFound", name, err)
 		}
+		if id, err := c.Lookup(name); found != (err == nil) || found && id != c.recipes[0].id() {
+			t.Errorf("look up %.20q: got %s, %v", name, id, err)
+		}
 	}
 }
 
-func TestGuestRefresh(t *testing.T) {
-	dir := t.TempDir()
-	c, _ := newCache(t, dir, "guest one")
-	rootfs := pretend(t, c, c.recipe.id())
-	guest := filepath.Join(rootfs, GuestPath)
-	check := func(want string) os.FileInfo {
-		t.Helper()
-		b, err := os.ReadFile(guest)
-		if err != nil || string(b) != want {
-			t.Fatalf("guest: got %q, %v, want %q", b, err, want)
-		}
-		i, err := os.Stat(guest)
-		if err != nil || i.Mode().Perm() != 0o755 {
-			t.Fatalf("guest: got %v, %v, want mode 0755", i.Mode(), err)
-		}
-		return i
-	}
-	if _, err := c.Base(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	one := check("guest one")
-	if _, err := c.Base(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if !os.SameFile(one, check("guest one")) {
-		t.Error("the same guest was installed again")
-	}
-
-	// A sandbox that runs keeps the file it has open, and one that was saved
-	// finds it again.
-	version, err := filepath.EvalSymlinks(guest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	open, err := os.Open(guest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer open.Close()
-	left := filepath.Join(filepath.Dir(guest), ".postern-guest.KILLED")
-	write(t, left, "half a gue")
-	c2, _ := newCache(t, dir, "guest two")
-	if _, err := c2.Base(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	check("guest two")
-	b := make([]byte, 9)
-	if _, err := open.Read(b); err != nil || string(b) != "guest one" {
-		t.Errorf("open guest: got %q, %v, want the old one", b, err)
-	}
-	if b, err := os.ReadFile(version); err != nil || string(b) != "guest one" {
-		t.Errorf("file of the old guest: got %q, %v", b, err)
-	}
-	if _, err := c.Base(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	check("guest one")
-	if now, err := filepath.EvalSymlinks(guest); err != nil || now != version {
-		t.Errorf("the old guest again: got %s, %v, want %s", now, err, version)
-	}
-	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("what a killed installation left: got %v, want it gone", err)
-	}
-	link, err := filepath.EvalSymlinks(filepath.Join(dir, "base-current"))
-	if err != nil || link != rootfs {
-		t.Errorf("base-current: got %q, %v, want %q", link, err, rootfs)
-	}
-}
-
-// TestGuestEscape: a link in a root file system must not lead the host's root out
-// of it.
-func TestGuestEscape(t *testing.T) {
+// TestOtherTemplatesAreBuiltAtTheirFirstUse: who asks is told so, and why it failed.
+func TestOtherTemplatesAreBuiltAtTheirFirstUse(t *testing.T) {
 	c, _ := newCache(t, t.TempDir(), "guest")
-	rootfs, outside := pretend(t, c, c.recipe.id()), t.TempDir()
-	if err := os.MkdirAll(filepath.Join(rootfs, "usr/local"), 0o755); err != nil {
-		t.Fatal(err)
+	pretend(t, c, c.recipes[0].id())
+	c.cfg.Sources = "deb http://127.0.0.1:9/debian bookworm main\n"
+	_, err := c.Resolve(t.Context(), "slim")
+	if !errors.Is(err, ErrNotBuilt) || !strings.Contains(err.Error(), "postern template build slim") {
+		t.Errorf("first use: got %v, want what goes on and what to do", err)
 	}
-	if err := os.Symlink(outside, filepath.Join(rootfs, "usr/local/sbin")); err != nil {
-		t.Fatal(err)
+	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		_, err := c.Resolve(t.Context(), "slim:default")
+		if !errors.Is(err, ErrNotBuilt) {
+			t.Fatalf("got %v, want that it is not built", err)
+		}
+		if strings.Contains(err.Error(), "127.0.0.1:9") {
+			break
+		}
+		if time.Since(began) > time.Minute {
+			t.Fatalf("got %v, want why the build failed", err)
+		}
 	}
-	if _, err := c.Base(t.Context()); err == nil {
-		t.Error("got no error")
+	if id, err := c.Lookup("slim"); err != nil || id != c.recipes[1].id() {
+		t.Errorf("look up: got %s, %v", id, err)
 	}
-	if e, err := os.ReadDir(outside); err != nil || len(e) != 0 {
-		t.Errorf("outside: got %v, %v, want nothing", e, err)
+	if got := strings.Join(c.Names(), " "); got != "base code-interpreter-v1 code-interpreter mcp-gateway slim" {
+		t.Errorf("names: got %s", got)
 	}
 }
 
@@ -192,7 +139,7 @@ func TestLockExcludesOtherProcesses(t *testing.T) {
 	dir := t.TempDir()
 	c1, _ := newCache(t, dir, "guest")
 	c2, out := newCache(t, dir, "guest")
-	unlock, err := c1.lock(t.Context())
+	unlock, err := c1.lock(t.Context(), "base", io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +158,7 @@ func TestLockExcludesOtherProcesses(t *testing.T) {
 	}()
 	time.Sleep(200 * time.Millisecond)
 	// What the other builder would have made.
-	pretend(t, c1, c1.recipe.id())
+	pretend(t, c1, c1.recipes[0].id())
 	unlock()
 	if err := <-done; err != nil {
 		t.Errorf("after the other has built: got %v", err)
@@ -221,8 +168,11 @@ func TestLockExcludesOtherProcesses(t *testing.T) {
 func TestPruneKeepsTemplatesInUse(t *testing.T) {
 	dir := t.TempDir()
 	c, _ := newCache(t, dir, "guest")
-	pretend(t, c, c.recipe.id())
+	pretend(t, c, c.recipes[0].id())
+	pretend(t, c, c.recipes[1].id())
 	pretend(t, c, "base-unused")
+	write(t, c.packed(c.recipes[0]), "packages")
+	write(t, filepath.Join(dir, "packages", "old.tar.zst"), "packages of an old program")
 	pretend(t, c, "base-used")
 	other, _ := newCache(t, dir, "guest")
 	if _, err := other.open("base-used"); err != nil {
@@ -240,7 +190,11 @@ func TestPruneKeepsTemplatesInUse(t *testing.T) {
 		t.Errorf("after close: got %v, %v, want base-used", got, err)
 	}
 	left, err := os.ReadDir(filepath.Join(dir, "templates"))
-	if err != nil || len(left) != 1 || left[0].Name() != c.recipe.id() {
-		t.Errorf("left: got %v, %v, want only %s", left, err, c.recipe.id())
+	if err != nil || len(left) != 2 || left[0].Name() != c.recipes[0].id() || left[1].Name() != c.recipes[1].id() {
+		t.Errorf("left: got %v, %v, want those of this program", left, err)
+	}
+	packed, err := filepath.Glob(filepath.Join(dir, "packages", "*"))
+	if err != nil || len(packed) != 1 || packed[0] != c.packed(c.recipes[0]) {
+		t.Errorf("installed packages left: got %v, %v", packed, err)
 	}
 }

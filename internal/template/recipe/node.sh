@@ -1,0 +1,2 @@
+node -e 'process.exit(0)'
+npm --version >/dev/null
