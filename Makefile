@@ -27,7 +27,8 @@ help:
 	@echo 'Start here:'
 	@echo '  make demo         build everything, start Postern and play the whole story'
 	@echo '  make build        bin/postern, with the guest and the runtime inside'
-	@echo '  make template     bin/postern and the base template, in POSTERN_CACHE ($(POSTERN_CACHE))'
+	@echo '  make template     bin/postern and the template base, in POSTERN_CACHE ($(POSTERN_CACHE));'
+	@echo '                    TEMPLATES=--all or names for others'
 	@echo
 	@echo 'Between two edits:'
 	@echo '  make quick        format, vet, layers, and the tests on SQLite of the packages that differ from'
@@ -82,8 +83,9 @@ deps-test: deps-demo
 	@test/install-npm test/mail
 	@test/install-npm test/mcp
 
+TEMPLATES ?=
 template: build deps-demo
-	bin/postern template build
+	bin/postern template build $(TEMPLATES)
 
 demo: template
 	node demo/story.mjs bin/postern .demo
@@ -177,7 +179,7 @@ PARALLEL ?= 6
 soak-boot: template
 	go build -o bin/soakboot ./test/soakboot
 	nice bin/soakboot -boots $(BOOTS) -load $(LOAD) -parallel $(PARALLEL) -out .soakboot \
-		-rootfs "$$(ls -td $(POSTERN_CACHE)/templates/base-*/rootfs | head -n 1)"
+		-template "$$(dirname "$$(dirname "$$(readlink -f $(POSTERN_CACHE)/base-current)")")"
 
 clean:
 	rm -rf bin .demo .soakboot cmd/postern/guestbin/postern-guest cmd/postern/guestbin/postern-runtime

@@ -204,9 +204,11 @@ function rawCommand(sandbox) {
 function plain() {
   const bundle = mkdtempSync(join(tmpdir(), 'postern-runsc-'))
   try {
-    const rootfs = realpathSync(join(process.env.POSTERN_CACHE ?? '/var/cache/postern', 'base-current'))
+    const image = realpathSync(join(process.env.POSTERN_CACHE ?? '/var/cache/postern', 'base-current'))
+    mkdirSync(join(bundle, 'rootfs'))
     writeFileSync(join(bundle, 'config.json'), JSON.stringify({
-      ociVersion: '1.0.2', root: { path: rootfs, readonly: true },
+      ociVersion: '1.0.2', root: { path: join(bundle, 'rootfs'), readonly: true },
+      annotations: { 'dev.gvisor.spec.rootfs.source': image, 'dev.gvisor.spec.rootfs.type': 'erofs', 'dev.gvisor.spec.rootfs.overlay': 'memory' },
       process: { args: ['/bin/bash', '-l', '-c', 'echo'], cwd: '/', env: ['PATH=/usr/bin:/bin'], user: { uid: 0, gid: 0 } },
       mounts: [{ destination: '/proc', type: 'proc', source: 'proc' }, { destination: '/tmp', type: 'tmpfs', source: 'tmpfs' }],
       linux: { namespaces: ['pid', 'network', 'ipc', 'uts', 'mount'].map((type) => ({ type })) },

@@ -29,7 +29,7 @@ const (
 	imageSuffix = ".erofs"
 )
 
-// images returns the images of the template in dir. Empty paths mean that it has none.
+// images returns the images of the template in dir. An empty path means that it has none.
 // For an older template the guest is the newest that was made for it.
 func (c *Cache) images(dir string) (root, guest string) {
 	es, err := os.ReadDir(filepath.Join(dir, imagesDir)) // sorted
@@ -50,9 +50,6 @@ func (c *Cache) images(dir string) (root, guest string) {
 				guest, newest = path, i.ModTime()
 			}
 		}
-	}
-	if root == "" || guest == "" {
-		return "", ""
 	}
 	return root, guest
 }

@@ -258,6 +258,9 @@ func (c *Cache) ByID(ctx context.Context, id string) (Template, error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return Template{}, fmt.Errorf("open template %.64q: %w", id, ErrNotFound)
 	}
+	if t.GuestImage == "" { // an older program was killed between the two
+		t.RootImage = ""
+	}
 	return t, err
 }
 

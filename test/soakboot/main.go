@@ -79,7 +79,9 @@ type settings struct {
 	nice     int
 	patience time.Duration
 	slow     time.Duration
+	template string
 	rootfs   string
+	image    sandbox.Image
 	guest    string
 	out      string
 	source   string
@@ -93,7 +95,7 @@ func parse(args []string) (s settings, err error) {
 	fs.IntVar(&s.load, "load", 20, "busy processes beside them")
 	fs.IntVar(&s.nice, "load-nice", 0, "niceness of the busy processes, above this program's own")
 	fs.DurationVar(&s.patience, "patience", time.Minute, "after which a guest that has not answered hangs")
-	fs.StringVar(&s.rootfs, "rootfs", "", "root file `system` of a template (default: one with nothing but the guest)")
+	fs.StringVar(&s.template, "template", "", "`directory` of a template (default: a root file system with nothing but the guest)")
 	fs.StringVar(&s.guest, "guest", "cmd/postern/guestbin/postern-guest", "`file` of the guest, for the default root file system")
 	fs.StringVar(&s.out, "out", "soakboot.out", "`directory` for what hung")
 	fs.StringVar(&s.source, "from", "", "memory or files: start from those of one that answered (default: boot)")
@@ -121,7 +123,11 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err := os.MkdirAll(s.out, 0o700); err != nil {
 		return err
 	}
-	if s.rootfs == "" {
+	if s.template != "" {
+		if err := s.useTemplate(); err != nil {
+			return err
+		}
+	} else {
 		s.rootfs = filepath.Join(s.out, "rootfs")
 		if err := smallRootfs(s.rootfs, s.guest); err != nil {
 			return err
@@ -145,6 +151,23 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 	}
 	return b.all(ctx)
+}
+
+// useTemplate finds the images of the template.
+func (s *settings) useTemplate() error {
+	dir, err := filepath.Abs(s.template)
+	if err != nil {
+		return err
+	}
+	s.rootfs = filepath.Join(dir, "rootfs")
+	for pattern, to := range map[string]*string{"root-*.erofs": &s.image.Root, "guest-*.erofs": &s.image.Guest} {
+		have, err := filepath.Glob(filepath.Join(dir, "images", pattern))
+		if err != nil || len(have) == 0 {
+			return fmt.Errorf("template %s has no image %s: build it with \"make template\"", dir, pattern)
+		}
+		*to = have[0]
+	}
+	return nil
 }
 
 // smallRootfs makes a root file system with the guest and what it looks for.
@@ -335,7 +358,7 @@ func (b *bench) start(ctx context.Context, id string) (key string, err error) {
 	}
 	sum := sha256.Sum256([]byte(id))
 	err = b.runtime.Start(ctx, sandbox.Spec{
-		ID: id, Rootfs: b.rootfs, Hostname: id, CPUs: 2, MemoryMB: 1024, DiskMB: 256, Processes: 512, From: b.from,
+		ID: id, Rootfs: b.rootfs, Image: b.image, Hostname: id, CPUs: 2, MemoryMB: 1024, DiskMB: 256, Processes: 512, From: b.from,
 		Env: []string{"POSTERN_CHANNEL_SHA256=" + hex.EncodeToString(sum[:])}, Link: link,
 	})
 	if b.from != "" && b.source == "memory" {
