@@ -132,8 +132,12 @@ func (s *Service) checkSize(r Request) error {
 
 // checkFree returns an error if a name is one of the server's own.
 func (s *Service) checkFree(ctx context.Context, base string) error {
-	_, err := s.own.Resolve(ctx, base)
-	if err == nil || slices.Contains(reserved[:], base) {
+	taken := slices.Contains(reserved[:], base) // first: Resolve would begin to build it
+	var err error
+	if !taken {
+		_, err = s.own.Resolve(ctx, base)
+	}
+	if taken || err == nil {
 		return fmt.Errorf("%w: name: %q is a template of the server; choose another name", ErrInvalid, base)
 	}
 	if !errors.Is(err, template.ErrNotFound) {

@@ -33,6 +33,7 @@ import (
 	"postern/internal/sandbox"
 	"postern/internal/secret"
 	"postern/internal/store"
+	"postern/internal/template"
 	"postern/internal/volume"
 	"postern/internal/webhook"
 )
@@ -324,6 +325,8 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 	case errors.Is(err, syscall.ENOSPC):
 		status, msg = http.StatusInsufficientStorage, "the server's disk is full"
 		s.log.ErrorContext(r.Context(), "serve control request", "method", r.Method, "path", r.URL.Path, "err", err)
+	case errors.Is(err, template.ErrNotBuilt):
+		status, msg = http.StatusServiceUnavailable, err.Error()
 	case errors.Is(err, sandbox.ErrFull):
 		status, msg = http.StatusTooManyRequests, err.Error()
 	case errors.Is(err, errNotYet):

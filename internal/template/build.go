@@ -248,15 +248,28 @@ func (c *Cache) finish(ctx context.Context, p *progress, r recipe, rootfs string
 		}
 		files = append(files, file{"/etc/apt/sources.list", list.String()})
 	}
-	for _, f := range files {
-		name := f.path[1:]
+	place := func(name string) error {
 		if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			return fmt.Errorf("set up: %w", err)
+			return err
 		}
 		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	for _, f := range files {
+		if err := place(f.path[1:]); err != nil {
 			return fmt.Errorf("set up: %w", err)
 		}
-		if err := copyFile(root, name, strings.NewReader(f.text), 0o644, epoch); err != nil {
+		if err := copyFile(root, f.path[1:], strings.NewReader(f.text), 0o644, epoch); err != nil {
+			return fmt.Errorf("set up: %w", err)
+		}
+	}
+	for _, l := range r.links {
+		if err := place(l.path[1:]); err != nil {
+			return fmt.Errorf("set up: %w", err)
+		}
+		if err := root.Symlink(l.text, l.path[1:]); err != nil {
 			return fmt.Errorf("set up: %w", err)
 		}
 	}

@@ -45,11 +45,6 @@ func (c *Cache) addNPM(ctx context.Context, p *progress, r recipe, rootfs string
 			return fmt.Errorf("install npm package %s: %w", n.Package, err)
 		}
 	}
-	for _, l := range r.links {
-		if err := root.Symlink(l.text, l.path[1:]); err != nil {
-			return fmt.Errorf("install npm packages: %w", err)
-		}
-	}
 	return nil
 }
 

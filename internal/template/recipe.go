@@ -213,7 +213,7 @@ func digest(parts ...string) string {
 // packagesKey returns the SHA-256, in hex, of everything that determines the first stage
 // of the build: the packages.
 func (r recipe) packagesKey() string {
-	parts := []string{packagesVersion, runtime.GOARCH, r.suite, r.variant, fmt.Sprint(len(r.packages), len(r.exclude), len(r.npm), len(r.links))}
+	parts := []string{packagesVersion, runtime.GOARCH, r.suite, r.variant, fmt.Sprint(len(r.packages), len(r.exclude), len(r.npm))}
 	parts = append(append(parts, r.packages...), r.exclude...)
 	for _, n := range r.npm {
 		parts = append(parts, n.Package, n.Version, n.Integrity, fmt.Sprint(len(n.Files)))
@@ -221,16 +221,13 @@ func (r recipe) packagesKey() string {
 			parts = append(parts, from, to)
 		}
 	}
-	for _, l := range r.links {
-		parts = append(parts, l.path, l.text)
-	}
 	return digest(parts...)
 }
 
 // key returns the SHA-256, in hex, of everything that determines the result.
 func (r recipe) key() string {
-	parts := []string{finishVersion, r.packagesKey(), r.name, r.finish}
-	for _, f := range r.files {
+	parts := []string{finishVersion, r.packagesKey(), r.name, r.finish, fmt.Sprint(len(r.links), len(r.files))}
+	for _, f := range append(slices.Clone(r.links), r.files...) {
 		parts = append(parts, f.path, f.text)
 	}
 	return digest(parts...)

@@ -50,7 +50,7 @@ func TestKey(t *testing.T) {
 			if r.key() == want {
 				t.Error("key did not change")
 			}
-			small := slices.Contains([]string{"name", "finish", "file's text", "file's path", "file removed", "text slides"}, name)
+			small := slices.Contains([]string{"name", "finish", "link", "file's text", "file's path", "file removed", "text slides"}, name)
 			if (r.packagesKey() == packages) != small {
 				t.Errorf("packages are installed again: %v, want %v", small, !small)
 			}
