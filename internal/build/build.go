@@ -26,9 +26,10 @@
 //
 //	work/<build>/             of a build that runs, or that was killed
 //	from/<key>.erofs          images that were pulled, ready to be booted
-//	layers/<digest>.tar       what steps changed
+//	steps/<digest>.tar        what steps changed
 //	images/<digest>.erofs     root file systems of templates
 //	uploads/<project>/<hash>  archives for COPY
+//	layers/                   of images, which belong to package registry
 //
 // A file is written in work, flushed to disk and renamed, and only then its row is
 // written. So a row never names a file that is missing or incomplete. Files without a

@@ -448,7 +448,7 @@ func TestDeleteWaitsForSandboxes(t *testing.T) {
 		t.Errorf("left: %v", left)
 	}
 	// Its layer stays for the next build.
-	if left, _ := filepath.Glob(filepath.Join(f.conf.Dir, "layers", "*")); len(left) != 1 {
+	if left, _ := filepath.Glob(filepath.Join(f.conf.Dir, "steps", "*")); len(left) != 1 {
 		t.Errorf("layers: %v", left)
 	}
 }

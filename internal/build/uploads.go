@@ -21,7 +21,7 @@ import (
 const (
 	workDir    = "work"
 	fromDir    = "from"
-	layersDir  = "layers"
+	layersDir  = "steps"
 	imagesDir  = "images"
 	uploadsDir = "uploads"
 )
