@@ -293,7 +293,7 @@ func (s *Service) base(ctx context.Context, b Build) (sandbox.Base, error) {
 	}
 	r := b.Result
 	out := sandbox.Base{
-		Image: sandbox.Image{Root: s.imagePath(b.Image), Guest: guest.GuestImage},
+		Rootfs: filepath.Join(s.conf.Dir, emptyDir), Image: sandbox.Image{Root: s.imagePath(b.Image), Guest: guest.GuestImage},
 		// The image's digest does not tell environment, user and commands.
 		Key:  b.ID + " " + s.own.GuestDigest() + " " + b.Image,
 		CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB,

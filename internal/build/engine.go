@@ -431,7 +431,7 @@ func (e *engine) open(ctx context.Context) error {
 		left = time.Until(at)
 	}
 	e.bench, err = e.s.machine.OpenBench(ctx, e.j.who, sandbox.BenchRequest{
-		Base: sandbox.Base{Image: sandbox.Image{Root: root, Guest: guest.GuestImage}, Key: "bench " + b.ID},
+		Base: sandbox.Base{Rootfs: filepath.Join(e.s.conf.Dir, emptyDir), Image: sandbox.Image{Root: root, Guest: guest.GuestImage}, Key: "bench " + b.ID},
 		CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: max(b.DiskMB, e.s.conf.MaxDiskMB), Timeout: left + time.Minute,
 	})
 	if err != nil {

@@ -149,7 +149,7 @@ func New(log *slog.Logger, db *store.DB, machine Machine, own Own, images Puller
 	if conf.Dir, err = filepath.Abs(conf.Dir); err != nil {
 		return nil, fmt.Errorf("find directory for templates: %w", err)
 	}
-	for _, d := range []string{"", workDir, fromDir, layersDir, imagesDir, uploadsDir} {
+	for _, d := range []string{"", workDir, fromDir, layersDir, imagesDir, uploadsDir, emptyDir} {
 		if err := os.MkdirAll(filepath.Join(conf.Dir, d), 0o700); err != nil {
 			return nil, fmt.Errorf("make directory for templates: %w", err)
 		}

@@ -24,6 +24,10 @@ const (
 	layersDir  = "steps"
 	imagesDir  = "images"
 	uploadsDir = "uploads"
+
+	// emptyDir is what sandboxes have below if the image cannot be used: templates of
+	// projects are never directories.
+	emptyDir = "empty"
 )
 
 // Uploads are looked up by project and by the hash that the client computed. The server

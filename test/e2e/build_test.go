@@ -1,0 +1,133 @@
+package e2e
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A buildStatus is the answer about a build.
+type buildStatus struct {
+	Status     string
+	LogEntries []struct{ Level, Message, Step string }
+	Reason     struct{ Message, Step string }
+}
+
+// log returns the lines of a build's log.
+func (b *buildStatus) log() string {
+	var out strings.Builder
+	for _, e := range b.LogEntries {
+		out.WriteString(e.Message + "\n")
+	}
+	return out.String()
+}
+
+// template asks for a build of a template, and returns both IDs.
+func (s *server) template(name string) (template, build string) {
+	s.t.Helper()
+	status, _, answer := s.project("POST", "/v3/templates", fmt.Sprintf(`{"name":%q}`, name))
+	var made struct{ TemplateID, BuildID string }
+	if err := json.Unmarshal(answer, &made); err != nil || status != http.StatusAccepted {
+		s.t.Fatalf("create template = %d %s", status, answer)
+	}
+	return made.TemplateID, made.BuildID
+}
+
+// upload stores the files of a COPY.
+func (s *server) upload(template, hash string, files map[string]string) {
+	s.t.Helper()
+	status, _, answer := s.project("GET", "/templates/"+template+"/files/"+hash, "")
+	var to struct {
+		Present bool
+		URL     string
+	}
+	if err := json.Unmarshal(answer, &to); err != nil || status != http.StatusCreated || to.Present {
+		s.t.Fatalf("files = %d %s", status, answer)
+	}
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	w := tar.NewWriter(z)
+	for name, text := range files {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(text)), ModTime: time.Now()}); err != nil {
+			s.t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, text); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	if w.Close() != nil || z.Close() != nil {
+		s.t.Fatal("cannot write the archive")
+	}
+	_, path, _ := strings.Cut(strings.TrimPrefix(to.URL, "http://"), "/")
+	req, err := http.NewRequest(http.MethodPut, "http://"+s.web+"/"+path, &b)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode >= 300 {
+		text, _ := io.ReadAll(resp.Body)
+		s.t.Fatalf("upload = %d %s", resp.StatusCode, text)
+	}
+}
+
+// build builds a template and returns how it ended.
+func (s *server) build(name, definition string) (build string, b buildStatus) {
+	s.t.Helper()
+	template, build := s.template(name)
+	return build, s.startBuild(template, build, definition)
+}
+
+// startBuild starts a build and waits until it has ended.
+func (s *server) startBuild(template, build, definition string) (b buildStatus) {
+	s.t.Helper()
+	if status, _, answer := s.project("POST", "/v2/templates/"+template+"/builds/"+build, definition); status != http.StatusAccepted {
+		s.t.Fatalf("start build = %d %s", status, answer)
+	}
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		_, _, answer := s.project("GET", "/templates/"+template+"/builds/"+build+"/status", "")
+		b = buildStatus{}
+		if err := json.Unmarshal(answer, &b); err != nil {
+			s.t.Fatalf("status = %s", answer)
+		}
+		if b.Status != "building" {
+			return b
+		}
+		if time.Now().After(end) {
+			s.t.Fatalf("build does not end:\n%s", b.log())
+		}
+	}
+}
+
+// TestTemplateBuild builds templates by their definitions in real sandboxes.
+func TestTemplateBuild(t *testing.T) {
+	s := start(t, t.TempDir(), "--snapshots", "--pool-max", "0")
+	template, build := s.template("app")
+	hash := strings.Repeat("0a", 32)
+	s.upload(template, hash, map[string]string{"src/main.py": "print('from the context')\n", "src/a/b.txt": "b"})
+	definition := `{"fromTemplate":"base","startCmd":"touch /tmp/started; sleep 1000","readyCmd":"test -e /tmp/started","steps":[
+		{"type":"ENV","args":["GREETING","Hello, World!"]},
+		{"type":"RUN","args":["echo $GREETING; id -un; pwd; echo to stderr >&2"]},
+		{"type":"WORKDIR","args":["/srv/app"]},
+		{"type":"RUN","args":["echo one > one; rm -f /home/user/.bashrc; python3 -m compileall -q . ; mkdir -p d/e; ln -s ../one d/link"]},
+		{"type":"COPY","args":["src","code","",""],"filesHash":"` + hash + `"},
+		{"type":"RUN","args":["apt-get --version > /root/apt","root"]},
+		{"type":"USER","args":["app","true"]},
+		{"type":"RUN","args":["sudo -n true; touch \"$HOME/mine\""]}]}`
+	begin := time.Now()
+	b := s.startBuild(template, build, definition)
+	t.Logf("%s after %v:\n%s", b.Status, time.Since(begin), b.log())
+	if b.Status != "ready" {
+		t.Fatalf("build = %+v", b.Reason)
+	}
+}
