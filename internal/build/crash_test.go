@@ -112,7 +112,7 @@ var stepLine = regexp.MustCompile(`^(?:CACHED )?\[builder (\d+)/\d+\] .*\[([0-9a
 // TestCrashesLeaveNothingAndLoseNoLayer kills a process that builds, at random moments.
 // POSTERN_TEST_KILLS says how often; a soak has it at 200 and more.
 func TestCrashesLeaveNothingAndLoseNoLayer(t *testing.T) {
-	crashes := 12
+	crashes := 6
 	if s := os.Getenv("POSTERN_TEST_KILLS"); s != "" {
 		var err error
 		if crashes, err = strconv.Atoi(s); err != nil {
