@@ -107,7 +107,9 @@ func TestDeltaHoldsWhatChanged(t *testing.T) {
 			[]string{"5 m/ 755 7", "0 m/a 644 7 L", "1 m/k 644 7 -> m/a", "1 m/z 644 7 -> m/a"},
 		},
 		{
-			"one more name of a file", []entry{file("n", "1")}, []entry{file("n", "1"), hard("o", "n")},
+			"one more name of a file",
+			[]entry{file("n", "1")},
+			[]entry{file("n", "1"), hard("o", "n")},
 			[]string{"0 n 644 7 1", "1 o 644 7 -> n"},
 		},
 		{"one of the names below changed", nil, []entry{file("h2", "new")}, []string{"0 h2 644 7 new"}},

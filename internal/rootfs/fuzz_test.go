@@ -3,6 +3,7 @@ package rootfs_test
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,7 +27,7 @@ func seeds(t testing.TB) [][]byte {
 		{file("a", "x").owner(1<<31-1, 1<<31-1)},
 		{link("proc", "/etc"), file("etc/group", "user:x:1:\n"), dir("etc/hosts")},
 	} {
-		list = append(list, archive(t, append(base[:len(base):len(base)], l...)...))
+		list = append(list, archive(t, append(slices.Clip(base), l...)...))
 	}
 	return list
 }

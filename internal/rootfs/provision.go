@@ -163,10 +163,11 @@ func (t *Tree) accounts() error {
 		passwd.add("root:x:0:0:root:/root:" + t.shell())
 	}
 	old := passwd.row(defaultUser)
-	uid, gid := passwd.free(2), 0
+	var uid, gid int
 	if old != nil { // an image of our own, or one that has this name
 		uid, gid = number(old, 2), number(old, 3)
 	} else {
+		uid = passwd.freeFrom(2, firstID)
 		if g := group.row(defaultUser); g != nil {
 			gid = number(g, 2)
 		} else {
@@ -207,7 +208,7 @@ func (t *Tree) accounts() error {
 		return err
 	}
 	code.UID, code.GID = uint32(uid), uint32(gid)
-	if old != nil && !(len(old) > 5 && old[5] == "/home/"+defaultUser) {
+	if old != nil && (len(old) < 6 || old[5] != "/home/"+defaultUser) {
 		return nil // its home is the image's matter
 	}
 	return t.home(uint32(uid), uint32(gid))
@@ -230,8 +231,8 @@ func (t *Tree) home(uid, gid uint32) error {
 	}
 	home := dir.last()
 	home.UID, home.GID = uid, gid
-	skel, err := t.lookup("/etc/skel")
-	if err != nil || skel.Kind() != unix.S_IFDIR {
+	skel, _ := t.lookup("/etc/skel")
+	if skel == nil || skel.Kind() != unix.S_IFDIR {
 		return nil
 	}
 	// Only files: by links the home could be in a directory of /etc/skel.
@@ -323,9 +324,7 @@ func (s *table) add(line string) {
 	s.changed = true
 }
 
-// free returns the first free ID in a column.
-func (s *table) free(column int) int { return s.freeFrom(column, firstID) }
-
+// freeFrom returns the first free ID in a column.
 func (s *table) freeFrom(column, from int) int {
 	used := map[int]bool{}
 	for _, r := range s.rows {

@@ -42,11 +42,13 @@ func TestEveryImageBecomesASandbox(t *testing.T) {
 			},
 		},
 		{
-			"like Debian's, with a shell and skel", []entry{
+			"like Debian's, with a shell and skel",
+			[]entry{
 				file("etc/passwd", root), file("etc/shadow", "root:*:1::::::\n").mode(0o640).owner(0, 42), file("etc/gshadow", "root:*::\n"),
 				file("usr/bin/bash", "ELF").mode(0o755), link("bin", "usr/bin"), file("etc/skel/.profile", "P"), file("etc/ssl/certs/ca-certificates.crt", "CA"),
 				link("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf"),
-			}, root + added + "/bin/bash\n", "1000:1000",
+			},
+			root + added + "/bin/bash\n", "1000:1000",
 			map[string]string{
 				"/etc/shadow": "root:*:1::::::\nuser:!::0:99999:7:::\n", "/etc/gshadow": "root:*::\nuser:!::\n", "/home/user/.profile": "P",
 				"/etc/ssl/certs/ca-certificates.crt": "CA", "/etc/resolv.conf": "nameserver 10.0.0.1\noptions timeout:5 attempts:2\n",
@@ -54,15 +56,20 @@ func TestEveryImageBecomesASandbox(t *testing.T) {
 			},
 		},
 		{
-			"whose user 1000 is another", []entry{file("etc/passwd", root+strings.TrimSuffix(node, "\n")), file("etc/group", "node:x:1000:\n")},
-			root + node + "user:x:1001:1001::/home/user:/bin/sh\n", "1001:1001", map[string]string{"/etc/group": "node:x:1000:\nroot:x:0:\nuser:x:1001:\n"},
+			"whose user 1000 is another",
+			[]entry{file("etc/passwd", root+strings.TrimSuffix(node, "\n")), file("etc/group", "node:x:1000:\n")},
+			root + node + "user:x:1001:1001::/home/user:/bin/sh\n", "1001:1001",
+			map[string]string{"/etc/group": "node:x:1000:\nroot:x:0:\nuser:x:1001:\n"},
 		},
 		{
-			"whose group has the name already", []entry{file("etc/passwd", root), file("etc/group", "root:x:0:\nuser:x:77:\n")},
-			root + "user:x:1000:77::/home/user:/bin/sh\n", "1000:77", map[string]string{"/etc/group": "root:x:0:\nuser:x:77:\n"},
+			"whose group has the name already",
+			[]entry{file("etc/passwd", root), file("etc/group", "root:x:0:\nuser:x:77:\n")},
+			root + "user:x:1000:77::/home/user:/bin/sh\n", "1000:77",
+			map[string]string{"/etc/group": "root:x:0:\nuser:x:77:\n"},
 		},
 		{
-			"with the user", []entry{file("etc/passwd", root+"user:x:1234:5::/srv:/bin/zsh\n")},
+			"with the user",
+			[]entry{file("etc/passwd", root+"user:x:1234:5::/srv:/bin/zsh\n")},
 			root + "user:x:1234:5::/srv:/bin/zsh\n", "", nil,
 		},
 		{
@@ -71,11 +78,14 @@ func TestEveryImageBecomesASandbox(t *testing.T) {
 			}, root + added + "/bin/sh\n", "1000:1000", map[string]string{"/usr/etc/hostname": "sandbox\n", "/usr/share/passwd": root + added + "/bin/sh\n"},
 		},
 		{
-			"of Red Hat", []entry{file("etc/pki/tls/certs/ca-bundle.crt", "RH"), link("etc/ssl/certs", "../pki/tls/certs")},
-			"root:x:0:0:root:/root:/bin/sh\n" + added + "/bin/sh\n", "1000:1000", map[string]string{"/etc/ssl/certs/ca-certificates.crt": "RH"},
+			"of Red Hat",
+			[]entry{file("etc/pki/tls/certs/ca-bundle.crt", "RH"), link("etc/ssl/certs", "../pki/tls/certs")},
+			"root:x:0:0:root:/root:/bin/sh\n" + added + "/bin/sh\n", "1000:1000",
+			map[string]string{"/etc/ssl/certs/ca-certificates.crt": "RH"},
 		},
 		{
-			"with links and files at the mount points", []entry{link("proc", "/etc"), file("sys", "x"), link("run", "/home")},
+			"with links and files at the mount points",
+			[]entry{link("proc", "/etc"), file("sys", "x"), link("run", "/home")},
 			"root:x:0:0:root:/root:/bin/sh\n" + added + "/bin/sh\n", "1000:1000", nil,
 		},
 	} {

@@ -2,8 +2,6 @@ package rootfs
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -130,7 +128,7 @@ func walk(path string, n *erofs.Node, f func(string, *erofs.Node) error) error {
 	if err := f(path, n); err != nil {
 		return err
 	}
-	for _, name := range slices.Sorted(maps.Keys(n.Entries)) {
+	for _, name := range sortedNames(n) {
 		if err := walk(path+"/"+name, n.Entries[name], f); err != nil {
 			return err
 		}

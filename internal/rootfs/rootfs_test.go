@@ -209,7 +209,8 @@ func TestLayersMakeOneTree(t *testing.T) {
 		want   map[string]string
 	}{
 		{
-			"what a file has", []layer{{
+			"what a file has",
+			[]layer{{
 				dir("d").mode(0o1777), file("d/su", "#!").mode(0o4755), file("d/empty", ""), link("d/l", "../etc/shadow"),
 				file("d/"+strings.Repeat("n", 200)+"/"+strings.Repeat("m", 200), "long"),
 				file("d/\xff\n", "odd"), file("later", "L").at(time.Unix(1<<31, 5)), file("never", "N").at(time.Unix(-5, 0)),
@@ -222,40 +223,47 @@ func TestLayersMakeOneTree(t *testing.T) {
 			},
 		},
 		{
-			"whiteouts of OCI", []layer{base, {file("etc/.wh.a", ""), file(".wh.lib", ""), file(".wh.missing", ""), file("no/.wh.x", "")}},
+			"whiteouts of OCI",
+			[]layer{base, {file("etc/.wh.a", ""), file(".wh.lib", ""), file(".wh.missing", ""), file("no/.wh.x", "")}},
 			map[string]string{
 				"/etc": "40755 0:0 7", "/etc/b": "100644 0:0 7 B", "/usr": "40755 0:0 7", "/usr/lib": "40755 0:0 7",
 				"/usr/lib/x": "100644 0:0 7 X", "/abs": "120777 0:0 0 -> /usr",
 			},
 		},
 		{
-			"opaque directories hide what is below, not what is beside", []layer{base, {file("etc/new", "N"), file("etc/.wh..wh..opq", ""), opaque("usr"), dir("usr/bin")}},
+			"opaque directories hide what is below, not what is beside",
+			[]layer{base, {file("etc/new", "N"), file("etc/.wh..wh..opq", ""), opaque("usr"), dir("usr/bin")}},
 			map[string]string{
 				"/etc": "40755 0:0 7", "/etc/new": "100644 0:0 7 N", "/usr": "40755 0:0 7", "/usr/bin": "40755 0:0 7",
 				"/abs": "120777 0:0 0 -> /usr", "/lib": "120777 0:0 0 -> usr/lib",
 			},
 		},
 		{
-			"whiteouts of an overlay", []layer{base, {dir("."), whiteout("./etc"), whiteout("./usr"), whiteout("./lib"), whiteout("./never")}},
+			"whiteouts of an overlay",
+			[]layer{base, {dir("."), whiteout("./etc"), whiteout("./usr"), whiteout("./lib"), whiteout("./never")}},
 			map[string]string{"/abs": "120777 0:0 0 -> /usr"},
 		},
 		{
-			"a whiteout does not hide its own layer", []layer{{file("a", "old")}, {file("a", "new"), file(".wh.a", "")}},
+			"a whiteout does not hide its own layer",
+			[]layer{{file("a", "old")}, {file("a", "new"), file(".wh.a", "")}},
 			map[string]string{"/a": "100644 0:0 7 new"},
 		},
 		{
-			"files replace directories and directories files", []layer{base, {file("etc", "E"), dir("usr/lib/x"), file("usr/lib/x/y", "Y"), file("lib", "L"), dir("abs"), file("abs/z", "Z")}},
+			"files replace directories and directories files",
+			[]layer{base, {file("etc", "E"), dir("usr/lib/x"), file("usr/lib/x/y", "Y"), file("lib", "L"), dir("abs"), file("abs/z", "Z")}},
 			map[string]string{
 				"/etc": "100644 0:0 7 E", "/usr": "40755 0:0 7", "/usr/lib": "40755 0:0 7", "/usr/lib/x": "40755 0:0 7",
 				"/usr/lib/x/y": "100644 0:0 7 Y", "/lib": "100644 0:0 7 L", "/abs": "40755 0:0 7", "/abs/z": "100644 0:0 7 Z",
 			},
 		},
 		{
-			"the last of two entries counts", []layer{{file("a", "1"), file("a", "2"), dir("b"), file("b", "3"), dir("c"), dir("c").mode(0o700)}},
+			"the last of two entries counts",
+			[]layer{{file("a", "1"), file("a", "2"), dir("b"), file("b", "3"), dir("c"), dir("c").mode(0o700)}},
 			map[string]string{"/a": "100644 0:0 7 2", "/b": "100644 0:0 7 3", "/c": "40700 0:0 7"},
 		},
 		{
-			"links lead within the root", []layer{
+			"links lead within the root",
+			[]layer{
 				{dir("usr"), dir("usr/lib"), link("lib", "usr/lib"), link("abs", "/usr/lib"), link("up", "../../../usr/lib"), link("new", "made/here")},
 				{file("lib/a", "1"), file("abs/b", "2"), file("up/c", "3"), file("new/d", "4")},
 			},
@@ -267,7 +275,8 @@ func TestLayersMakeOneTree(t *testing.T) {
 			},
 		},
 		{
-			"hard links", []layer{{file("a", "A"), hard("b", "a"), dir("d"), hard("d/c", "./b")}, {hard("e", "/d/c"), file("a", "new")}, {hard("e", "e")}},
+			"hard links",
+			[]layer{{file("a", "A"), hard("b", "a"), dir("d"), hard("d/c", "./b")}, {hard("e", "/d/c"), file("a", "new")}, {hard("e", "e")}},
 			map[string]string{
 				"/a": "100644 0:0 7 new", "/b": "100644 0:0 7 A", "/d": "40755 0:0 7", "/d/c": "100644 0:0 7 A = /b", "/e": "100644 0:0 7 A = /b",
 			},
@@ -279,14 +288,16 @@ func TestLayersMakeOneTree(t *testing.T) {
 			}}, map[string]string{},
 		},
 		{
-			"names", []layer{{file("/abs", "1"), file("./dot", "2"), file("a//b/./c", "3"), file("...", "4"), file("..a", "5"), file(".whx", "6")}},
+			"names",
+			[]layer{{file("/abs", "1"), file("./dot", "2"), file("a//b/./c", "3"), file("...", "4"), file("..a", "5"), file(".whx", "6")}},
 			map[string]string{
 				"/abs": "100644 0:0 7 1", "/dot": "100644 0:0 7 2", "/a": "40755 0:0 0", "/a/b": "40755 0:0 0", "/a/b/c": "100644 0:0 7 3",
 				"/...": "100644 0:0 7 4", "/..a": "100644 0:0 7 5", "/.whx": "100644 0:0 7 6",
 			},
 		},
 		{
-			"attributes are dropped", []layer{{file("ping", "P").record("SCHILY.xattr.security.capability", "x")}},
+			"attributes are dropped",
+			[]layer{{file("ping", "P").record("SCHILY.xattr.security.capability", "x")}},
 			map[string]string{"/ping": "100644 0:0 7 P"},
 		},
 	} {

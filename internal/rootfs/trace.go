@@ -94,8 +94,8 @@ func (t *Tree) restore(below *Tree, path string) {
 // untrust takes the sandbox's authority out of a bundle of certificates or a trust
 // store of Java.
 func (t *Tree) untrust(below *Tree, path string) error {
-	dir, name, n, err := t.resolve(path, true, false)
-	if err != nil || n == nil || n.Kind() != unix.S_IFREG || n.Size > maxTrust {
+	dir, name, n, _ := t.resolve(path, true, false)
+	if n == nil || n.Kind() != unix.S_IFREG || n.Size > maxTrust {
 		return nil
 	}
 	was, _ := below.lookup(path) // nil if it did not exist
