@@ -155,6 +155,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		}
 		links, prepare = d.keeper, []string{base.ID}
 	}
+	buildEgress, buildCeiling := d.conf.build(d.conf.ceiling())
 	d.fleet, err = sandbox.New(d.log, d.db, d.runtime, d.wall, sandbox.Config{
 		Server: d.server, Key: key, Dir: filepath.Join(d.conf.Data, "snapshots"), Base: d.base(templates), Prepare: prepare,
 		Pool:        sandbox.PoolConfig{Min: min(d.conf.PoolMin, d.conf.PoolMax), Max: d.conf.PoolMax, MemoryMB: d.conf.PoolMemoryMB},
@@ -163,6 +164,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Cold:        d.conf.Cold,
 		Snapshots:   d.conf.Snapshots,
 		CheckEgress: d.checkEgress,
+		BenchEgress: buildEgress, BenchEnv: buildCeiling.Environment(buildEgress.Packages),
 		CheckVolumes: func(ctx context.Context, project string, vs []sandbox.VolumeMount) error {
 			wants := make([]volume.Want, len(vs))
 			for i, v := range vs {

@@ -102,8 +102,9 @@ func (d *daemon) newWall() (*egress.Wall, error) {
 	if err != nil {
 		return nil, err
 	}
+	_, builds := d.conf.build(d.conf.ceiling())
 	return egress.New(d.log, egress.Config{
-		Ceiling: d.conf.ceiling(), Resolver: resolver, Record: d.note, Inner: d.inner, SMTP: d.smtp.ServeConn, Permit: d.connections, ProxyKey: d.proxyKey, Grants: d.permits,
+		Ceiling: d.conf.ceiling(), Builds: builds, Resolver: resolver, Record: d.note, Inner: d.inner, SMTP: d.smtp.ServeConn, Permit: d.connections, ProxyKey: d.proxyKey, Grants: d.permits,
 		Inspect: inspector,
 	})
 }

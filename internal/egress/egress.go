@@ -67,6 +67,8 @@ const Name = "postern.internal"
 type Config struct {
 	// Ceiling is the maximum that any sandbox may connect to. Zero: nothing.
 	Ceiling policy.Ceiling
+	// Builds is the same for the sandboxes in which the steps of builds run.
+	Builds policy.Ceiling
 	// Resolver is the DNS server for allowed names. Zero: the system's.
 	Resolver netip.AddrPort
 	// Own holds further addresses of this machine, for example a public one in
@@ -203,7 +205,7 @@ func New(log *slog.Logger, cfg Config) (*Wall, error) {
 	if cfg.Record == nil {
 		return nil, errors.New("new wall: Record is not set")
 	}
-	if err := cfg.Ceiling.Validate(); err != nil {
+	if err := errors.Join(cfg.Ceiling.Validate(), cfg.Builds.Validate()); err != nil {
 		return nil, fmt.Errorf("new wall: %w", err)
 	}
 	cfg.Limits.setDefaults()
@@ -286,7 +288,11 @@ func (w *Wall) rules(who auth.Principal, e policy.Egress) (*policy.Outbound, err
 	if who.Kind != auth.Sandbox || who.ID == "" {
 		return nil, fmt.Errorf("%s is not a sandbox", who)
 	}
-	rules, err := policy.NewOutbound(e, w.cfg.Ceiling)
+	ceiling := w.cfg.Ceiling
+	if who.Bench {
+		ceiling = w.cfg.Builds
+	}
+	rules, err := policy.NewOutbound(e, ceiling)
 	if err != nil {
 		return nil, err
 	}

@@ -336,11 +336,10 @@ func (b *Bench) MakeDir(ctx context.Context, path, user string) error {
 func (b *Bench) Run(ctx context.Context, c Command, output func(stream, line string)) (code int, err error) {
 	ctx, cancel := b.during(ctx)
 	defer cancel()
-	env := maps.Clone(b.env)
-	if env == nil {
-		env = map[string]string{}
+	env := map[string]string{}
+	for _, e := range []map[string]string{b.fleet.conf.BenchEnv, b.env, c.Env} {
+		maps.Copy(env, e)
 	}
-	maps.Copy(env, c.Env)
 	body, err := json.Marshal(map[string]any{"args": c.Args, "user": c.User, "dir": c.Dir, "env": env})
 	if err != nil {
 		return 0, err

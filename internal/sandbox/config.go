@@ -43,6 +43,8 @@ type Config struct {
 	CheckEgress func(ctx context.Context, who auth.Principal, e policy.Egress) error
 	// BenchEgress is where the steps of builds may connect.
 	BenchEgress policy.Egress
+	// BenchEnv is the environment of the steps of builds, below the template's.
+	BenchEnv map[string]string
 	// CheckVolumes returns an error unless a sandbox of the project may mount
 	// these volumes. It is called before anything is started. Nil means no check.
 	CheckVolumes func(ctx context.Context, project string, vs []VolumeMount) error
