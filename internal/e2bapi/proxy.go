@@ -203,8 +203,10 @@ func controlPath(path string) bool {
 	case "/init", "/warm", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade":
 		return true
 	}
-	if path == "/bench" || strings.HasPrefix(path, "/bench/") { // steps of builds
-		return true
+	for _, own := range []string{"/bench", "/template"} { // steps of builds; start commands
+		if path == own || strings.HasPrefix(path, own+"/") {
+			return true
+		}
 	}
 	// The guest's router cleans paths, and could turn an unclean one into one of
 	// the above.

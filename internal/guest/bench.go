@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
 	"postern/internal/guest/processpb"
@@ -87,11 +86,8 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 		config: &processpb.ProcessConfig{Cmd: c.Args[0], Args: c.Args[1:]}, account: a, dir: dir, env: s.environ(a, c.Env),
 		exited: func() { close(exited) },
 	})
-	if e, ok := errors.AsType[*connect.Error](err); ok && e.Code() == connect.CodeInvalidArgument {
-		return badRequest(errors.New(e.Message()))
-	}
 	if err != nil {
-		return err
+		return plainError(err)
 	}
 	defer p.unsubscribe(sub)
 	w.Header().Set("Content-Type", "application/octet-stream")

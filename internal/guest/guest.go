@@ -101,6 +101,7 @@ type Server struct {
 	table      processTable
 	shells     shellPool
 	tidied     tidiness
+	started    startedCommand
 
 	mu       sync.Mutex
 	settings settings        // guarded by mu; replaced, never modified
@@ -152,6 +153,9 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("GET /envs", s.serve(s.getEnvs))
 	mux.HandleFunc("POST /init", s.serve(s.postInit))
 	mux.HandleFunc("POST /warm", s.serve(s.postWarm))
+	mux.HandleFunc("POST /template/start", s.serve(s.postStart))
+	mux.HandleFunc("GET /template/start", s.serve(s.getStart))
+	mux.HandleFunc("POST /template/ready", s.serve(s.postReady))
 	if s.conf.Bench != NoBench {
 		mux.HandleFunc("POST /bench/run", s.serve(s.postRun))
 		mux.HandleFunc("POST /bench/unpack", s.serve(s.postUnpack))

@@ -394,6 +394,9 @@ func (l *shellPool) watch(h *heldShell) {
 // learnLocked finds out about the shell's program.
 func (l *shellPool) learnLocked() error {
 	now := stateOf(shellPath, true)
+	if now == (fileState{}) {
+		return fmt.Errorf("%s: %w", shellPath, os.ErrNotExist)
+	}
 	if l.shell == now {
 		return nil
 	}

@@ -125,12 +125,23 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 		attr.Files = theirs
 	}
 	child, err := os.StartProcess(path, append([]string{st.config.GetCmd()}, st.config.GetArgs()...), attr)
+	if errors.Is(err, fs.ErrNotExist) {
+		var shell string
+		if shell, err = otherShell(st.config.GetCmd()); err == nil {
+			child, err = os.StartProcess(shell, append([]string{shell}, st.config.GetArgs()...), attr)
+		} else if !errors.Is(err, errNoShell) {
+			err = fmt.Errorf("%s: %w", path, unix.ENOENT)
+		}
+	}
 	if err != nil {
 		p.close()
 		// Check only after a failure: checking before would cost time at every
 		// start.
 		if derr := as(st.account, func() error { return checkDir(st.dir) }); derr != nil {
 			return nil, nil, derr
+		}
+		if errors.Is(err, errNoShell) {
+			return nil, nil, err
 		}
 		return nil, nil, startError(err, s.conf.MaxProcesses)
 	}

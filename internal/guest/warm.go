@@ -24,7 +24,12 @@ func (s *Server) postWarm(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), warmTimeout)
 	defer cancel()
-	shell := exec.CommandContext(ctx, "/bin/bash", "-l", "-c", "true")
+	path := loginShell("/")
+	if _, err := os.Stat(path); err != nil { // nothing to warm
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	}
+	shell := exec.CommandContext(ctx, path, "-l", "-c", "true")
 	shell.Env, shell.Dir = s.environ(a, nil), a.home
 	shell.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:     true,

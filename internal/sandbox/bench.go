@@ -138,8 +138,9 @@ func (f *Fleet) newBench(ctx context.Context, who auth.Principal, r BenchRequest
 	now := time.Now()
 	s := Info{
 		ID: newID(), Project: who.Project, Template: "bench", State: Creating, Egress: f.conf.BenchEgress, Started: now, Ends: now.Add(r.Timeout), bench: true,
-		CPUs: or(r.CPUs, f.conf.CPUs), MemoryMB: or(r.MemoryMB, f.conf.MemoryMB), DiskMB: or(r.DiskMB, f.conf.DiskMB),
 	}
+	size := f.conf.sized(Base{CPUs: r.CPUs, MemoryMB: r.MemoryMB, DiskMB: r.DiskMB})
+	s.CPUs, s.MemoryMB, s.DiskMB = size.CPUs, size.MemoryMB, size.DiskMB
 	egress, err := json.Marshal(s.Egress.Redacted())
 	if err != nil {
 		return nil, err
@@ -510,12 +511,4 @@ func filterLayer(w io.Writer, r io.Reader, most int64) error {
 		return err
 	}
 	return tw.Close()
-}
-
-// MakeTemplateSnapshot boots a sandbox from a template, runs its start command, waits
-// until it is ready and saves it, so that the template's next sandboxes start from
-// there. Output gets what the start command and the ready command print. Its error is
-// the start command's failure, with the last lines.
-func (f *Fleet) MakeTemplateSnapshot(ctx context.Context, template string, output func(line string)) error {
-	return errors.New("not implemented yet")
 }

@@ -72,6 +72,11 @@ type Config struct {
 	DiskMB    int64   // mebibytes that each sandbox may write; 0 means 2048
 	Processes int64   // processes and threads of each sandbox; 0 means 512
 
+	// ReadyTimeout is how long a template's ready command may take to succeed while the
+	// template is made; 0 means 10 min. StartWait is how long a template without one is
+	// given after its start command has begun; 0 means 20 s.
+	ReadyTimeout, StartWait time.Duration
+
 	// Prepare names the templates whose snapshots are made when the fleet starts
 	// instead of at their first use. The pool holds sandboxes of the first one.
 	Prepare []string
@@ -114,6 +119,10 @@ type Base struct {
 	// Probes must succeed before a snapshot of a booted sandbox is worth taking.
 	Probes []Probe
 
+	// Project is whose template it is. Empty means the server's own. The start command
+	// runs with the network rules of that project's builds while the template is made.
+	Project string
+
 	CPUs     float64 // cores; 0 means the server's default
 	MemoryMB int64   // mebibytes; 0 means the server's default
 	DiskMB   int64   // mebibytes that a sandbox may write; 0 means the server's default
@@ -128,6 +137,18 @@ type Base struct {
 	// ReadyCmd is a shell command that succeeds once StartCmd is ready. Empty means that
 	// it is ready 20 s after its start.
 	ReadyCmd string
+}
+
+// sized returns b with the limits that its sandboxes have.
+func (c *Config) sized(b Base) Base {
+	b.CPUs, b.MemoryMB, b.DiskMB = or(b.CPUs, c.CPUs), or(b.MemoryMB, c.MemoryMB), or(b.DiskMB, c.DiskMB)
+	return b
+}
+
+// base returns what a template gives to its sandboxes, with their limits.
+func (f *Fleet) base(ctx context.Context, template string) (Base, error) {
+	b, err := f.conf.Base(ctx, template)
+	return f.conf.sized(b), err
 }
 
 // A Probe is an HTTP request that a service inside answers with 200 when it
@@ -155,6 +176,8 @@ func (c *Config) setDefaults() error {
 	c.MaxTimeout = or(c.MaxTimeout, 24*time.Hour)
 	c.StartTimeout = or(c.StartTimeout, 30*time.Second)
 	c.WarmTimeout = or(c.WarmTimeout, c.StartTimeout)
+	c.ReadyTimeout = or(c.ReadyTimeout, 10*time.Minute)
+	c.StartWait = or(c.StartWait, 20*time.Second)
 	c.SaveTimeout = or(c.SaveTimeout, 2*time.Minute)
 	c.CPUs = or(c.CPUs, 2)
 	c.MemoryMB = or(c.MemoryMB, 1024)

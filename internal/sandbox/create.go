@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -138,7 +139,7 @@ func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info
 	if err := f.checkAttachments(ctx, who, r); err != nil {
 		return Info{}, err
 	}
-	base, err := f.conf.Base(ctx, r.Template)
+	base, err := f.base(ctx, r.Template)
 	if err != nil {
 		return Info{}, err
 	}
@@ -152,7 +153,7 @@ func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info
 		info: Info{
 			ID: newID(), Project: who.Project, Template: r.Template, Asked: or(r.Asked, r.Template), State: Creating, Metadata: r.Metadata, Inbox: r.Inbox, Egress: r.Egress,
 			Options: r.Options, Execution: newExecution(),
-			CPUs: f.conf.CPUs, MemoryMB: f.conf.MemoryMB, DiskMB: f.conf.DiskMB, Started: time.Now(),
+			CPUs: base.CPUs, MemoryMB: base.MemoryMB, DiskMB: base.DiskMB, Started: time.Now(),
 		},
 	}
 	switch {
@@ -184,6 +185,13 @@ func environment(env map[string]string) map[string]string {
 		return map[string]string{}
 	}
 	return env
+}
+
+// over returns the variables of lower and env, of which env wins.
+func over(lower, env map[string]string) map[string]string {
+	out := environment(maps.Clone(lower))
+	maps.Copy(out, env)
+	return out
 }
 
 // A creation is a sandbox to be created, and what it is made from.
@@ -230,6 +238,11 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, c creation) (
 	if f.conf.Environment != nil && c.body.EnvVars != nil {
 		c.body.EnvVars, err = f.conf.Environment(ctx, s, c.copyOf, c.body.EnvVars)
 	}
+	if c.body.EnvVars != nil {
+		// After Environment, which fills placeholders in: those of a template that
+		// another project has published must not be filled.
+		c.body.EnvVars = over(c.base.Env, c.body.EnvVars)
+	}
 	if err == nil {
 		err = f.bringUpNew(ctx, l, s, c)
 	}
@@ -261,7 +274,7 @@ func (f *Fleet) bringUpNew(ctx context.Context, l *liveSandbox, s Info, c creati
 	defer cancel()
 	from := c.from
 	if c.warm != nil {
-		err := f.handOver(whole, l, s, c.body)
+		err := f.handOver(whole, l, s, c.base, c.body)
 		if err == nil {
 			return nil
 		}

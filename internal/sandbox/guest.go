@@ -30,6 +30,8 @@ type initBody struct {
 	EnvVars map[string]string `json:"envVars,omitzero"`
 	// bench says that the guest is of a bench, so that it gets no identity.
 	bench bool
+	// still says that the template's start command does not run after a boot.
+	still bool
 	// Restored says that the guest was restored from memory, so it must replace
 	// what it knows about itself.
 	Restored bool `json:"restored,omitempty"`
@@ -39,6 +41,7 @@ type initBody struct {
 
 	ChannelSHA256 string    `json:"channelSHA256"`
 	DefaultUser   string    `json:"defaultUser"`
+	DefaultDir    string    `json:"defaultWorkdir"`
 	SandboxID     string    `json:"sandboxID"`
 	TemplateID    string    `json:"templateID"`
 	Timestamp     time.Time `json:"timestamp"`
@@ -46,10 +49,10 @@ type initBody struct {
 
 // initGuest tells the guest its identity as soon as it listens. Until then the
 // guest accepts the channel key of the sandbox named channel.
-func (f *Fleet) initGuest(ctx context.Context, s Info, channel string, b initBody) (err error) {
+func (f *Fleet) initGuest(ctx context.Context, s Info, base Base, channel string, b initBody) (err error) {
 	ctx, end := tracing.Begin(ctx, "initialise guest")
 	defer func() { end(err) }()
-	b.ChannelSHA256, b.DefaultUser = f.channelHash(s.ID), "user"
+	b.ChannelSHA256, b.DefaultUser, b.DefaultDir = f.channelHash(s.ID), or(base.User, "user"), base.Dir
 	b.Timestamp = time.Now().UTC()
 	if !b.bench { // else it would get into the template
 		b.SandboxID, b.TemplateID = s.ID, s.Template

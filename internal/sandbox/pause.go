@@ -171,7 +171,7 @@ func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, 
 	if err != nil {
 		return Info{}, err
 	}
-	base, err := f.conf.Base(ctx, s.Template)
+	base, err := f.base(ctx, s.Template)
 	var from source
 	var body initBody
 	if err == nil {

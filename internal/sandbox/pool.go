@@ -1,9 +1,11 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -33,7 +35,13 @@ type pool struct {
 
 	mu    sync.Mutex
 	warm  []*warmSandbox // oldest first
-	takes []time.Time    // of the requests in the last demandWindow
+	takes []take         // in the last keepWindow, oldest first
+}
+
+// A take is a request for a pooled sandbox.
+type take struct {
+	key string // of the template
+	at  time.Time
 }
 
 // A warmSandbox is one in the pool. The pool holds its claim.
@@ -44,9 +52,16 @@ type warmSandbox struct {
 	memory int64  // bytes that it uses
 }
 
-// demandWindow is the time over which demand is counted. The pool holds as many
-// sandboxes as were requested in it, within its limits.
-const demandWindow = 10 * time.Second
+const (
+	// demandWindow is the time over which demand is counted. The pool holds as many
+	// sandboxes of a template as were requested in it, within its limits.
+	demandWindow = 10 * time.Second
+	// keepWindow is how long after the last request for a template one of its sandboxes
+	// is pooled.
+	keepWindow = time.Minute
+	// maxTakes bounds how many requests are remembered.
+	maxTakes = 1024
+)
 
 // poke wakes fill.
 func (p *pool) poke() {
@@ -61,9 +76,9 @@ func (p *pool) take(key string) *warmSandbox {
 	defer p.poke()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.takes = append(p.takes, time.Now())
-	if over := len(p.takes) - p.fleet.conf.Pool.Max - 1; over > 0 {
-		p.takes = slices.Delete(p.takes, 0, over) // counting more than Max changes nothing
+	p.takes = append(p.takes, take{key, time.Now()})
+	if over := len(p.takes) - maxTakes; over > 0 {
+		p.takes = slices.Delete(p.takes, 0, over)
 	}
 	for i, w := range p.warm {
 		if w.key == key && !p.fleet.died(w.live) {
@@ -75,7 +90,7 @@ func (p *pool) take(key string) *warmSandbox {
 }
 
 // handOver turns a pooled sandbox into the one that s describes.
-func (f *Fleet) handOver(ctx context.Context, l *liveSandbox, s Info, body initBody) error {
+func (f *Fleet) handOver(ctx context.Context, l *liveSandbox, s Info, base Base, body initBody) error {
 	ctx, cancel := context.WithTimeout(ctx, f.conf.StartTimeout/firstShare) // the caller can start another one
 	defer cancel()
 	ctx, done := f.untilDeath(ctx, l)
@@ -89,7 +104,7 @@ func (f *Fleet) handOver(ctx context.Context, l *liveSandbox, s Info, body initB
 	if err := f.network.Update(ctx, s.Principal(), s.Egress); err != nil {
 		return fmt.Errorf("hand over link: %w", err)
 	}
-	return f.initGuest(ctx, s, s.ID, body)
+	return f.initGuest(ctx, s, base, s.ID, body)
 }
 
 // fill keeps the pool at its size until ctx is done, then empties it.
@@ -115,12 +130,20 @@ func (p *pool) fill(ctx context.Context) {
 // the same moment would compete with it for the processors.
 const refillDelay = 250 * time.Millisecond
 
-// delayRefill waits for refillDelay unless the pool is empty.
+// delayRefill waits for refillDelay unless the pool has none of the template that was
+// wanted last.
 func (p *pool) delayRefill(ctx context.Context) {
 	p.mu.Lock()
-	left := len(p.warm)
+	left := map[string]bool{}
+	for _, w := range p.warm {
+		left[w.key] = true
+	}
+	last := ""
+	if len(p.takes) > 0 {
+		last = p.takes[len(p.takes)-1].key
+	}
 	p.mu.Unlock()
-	if left == 0 {
+	if !left[last] {
 		return
 	}
 	select {
@@ -129,46 +152,100 @@ func (p *pool) delayRefill(ctx context.Context) {
 	}
 }
 
-// step adds or removes one sandbox if the pool has the wrong size, and reports
+// wantedLocked returns how many sandboxes of each template should be pooled, by key: as many as
+// were requested lately, of the first template in Prepare at least the minimum, and
+// together at most the maximum.
+func (p *pool) wantedLocked(first string) map[string]int {
+	want := map[string]int{}
+	p.takes = slices.DeleteFunc(p.takes, func(t take) bool { return time.Since(t.at) > keepWindow })
+	for _, t := range p.takes {
+		if n := want[t.key]; n == 0 && t.key != first || time.Since(t.at) <= demandWindow {
+			want[t.key] = n + 1
+		}
+	}
+	c := p.fleet.conf.Pool
+	least := min(c.Min, c.Max)
+	if first != "" {
+		want[first] = max(want[first], least)
+	}
+	for {
+		sum, most := 0, ""
+		for key, n := range want {
+			sum += n
+			if key == first && n <= least {
+				continue
+			}
+			// The template with the most gives one up; of equal ones that which comes
+			// first by name, so that it is always the same.
+			if m := want[most]; most == "" || n > m || n == m && key < most {
+				most = key
+			}
+		}
+		if sum <= c.Max || most == "" {
+			return want
+		}
+		if want[most]--; want[most] == 0 {
+			delete(want, most)
+		}
+	}
+}
+
+// step adds or removes one sandbox if the pool has the wrong ones, and reports
 // whether it did.
 func (p *pool) step(ctx context.Context) bool {
 	f := p.fleet
-	if len(f.conf.Prepare) == 0 {
-		return false
-	}
-	t := f.templates.prepared(f.conf.Prepare[0])
-	if t == nil {
-		return false
+	first := ""
+	if len(f.conf.Prepare) > 0 {
+		first = f.templates.keyOf(f.conf.Prepare[0])
 	}
 	p.mu.Lock()
-	p.takes = slices.DeleteFunc(p.takes, func(at time.Time) bool { return time.Since(at) > demandWindow })
-	want := min(max(f.conf.Pool.Min, len(p.takes)), f.conf.Pool.Max)
-	have := len(p.warm)
+	want := p.wantedLocked(first)
+	have := map[string]int{}
 	var held, largest int64
 	for _, w := range p.warm {
+		have[w.key]++
 		held, largest = held+w.memory, max(largest, w.memory)
 	}
 	limit := f.conf.Pool.MemoryMB << 20
 	var surplus *warmSandbox
 	for i, w := range p.warm {
-		if have > want || held > limit || f.died(w.live) || w.key != t.base.Key {
+		if have[w.key] > want[w.key] || held > limit || f.died(w.live) || f.templates.prepared(w.key) == nil {
 			surplus = w
 			p.warm = slices.Delete(p.warm, i, i+1)
 			break
 		}
 	}
 	p.mu.Unlock()
-	switch {
-	case surplus != nil:
+	if surplus != nil {
 		p.dismiss(ctx, surplus)
 		return true
-	case have >= want || held+largest > limit:
+	}
+	if held+largest > limit {
 		return false
 	}
+	// The template that lacks most first.
+	keys := slices.SortedFunc(maps.Keys(want), func(a, b string) int {
+		return cmp.Or(cmp.Compare(want[b]-have[b], want[a]-have[a]), cmp.Compare(a, b))
+	})
+	for _, key := range keys {
+		if have[key] >= want[key] {
+			return false
+		}
+		if t := f.templates.prepared(key); t != nil {
+			return p.add(ctx, t, held)
+		}
+	}
+	return false
+}
+
+// add restores one sandbox of a template into a pool that holds so many bytes, and
+// reports whether it did.
+func (p *pool) add(ctx context.Context, t *templateSnapshot, held int64) bool {
+	f, limit := p.fleet, p.fleet.conf.Pool.MemoryMB<<20
 	w, err := p.restore(ctx, t)
 	if err != nil {
 		if ctx.Err() == nil {
-			f.log.WarnContext(ctx, "fill the pool of sandboxes", "err", err)
+			f.log.WarnContext(ctx, "fill the pool of sandboxes", "template", t.template, "err", err)
 			f.templates.drop(ctx, t.base.Key)
 		}
 		return false
@@ -176,7 +253,7 @@ func (p *pool) step(ctx context.Context) bool {
 	if held+w.memory > limit {
 		// Only a restored sandbox shows how much memory one needs. If not even one
 		// fits, the next attempt waits for the next request.
-		f.log.WarnContext(ctx, "a pooled sandbox uses more memory than the pool may", "mebibytes", w.memory>>20, "limit", f.conf.Pool.MemoryMB)
+		f.log.WarnContext(ctx, "a pooled sandbox uses more memory than the pool may", "template", t.template, "mebibytes", w.memory>>20, "limit", f.conf.Pool.MemoryMB)
 		p.dismiss(ctx, w)
 		return false
 	}
@@ -189,7 +266,7 @@ func (p *pool) step(ctx context.Context) bool {
 // restore starts a sandbox without owner from the template's snapshot.
 func (p *pool) restore(ctx context.Context, t *templateSnapshot) (_ *warmSandbox, err error) {
 	f := p.fleet
-	s := f.unowned(t.template)
+	s := f.unowned(t.template, t.base)
 	work, l, err := f.claim(ctx, s.ID)
 	if err != nil {
 		return nil, err
@@ -203,7 +280,7 @@ func (p *pool) restore(ctx context.Context, t *templateSnapshot) (_ *warmSandbox
 			p.dismiss(ctx, w)
 		}
 	}()
-	if err := f.bringUp(ctx, l, s, t.base, t.from, initBody{EnvVars: environment(nil)}); err != nil {
+	if err := f.bringUp(ctx, l, s, t.base, t.from, initBody{EnvVars: environment(t.base.Env)}); err != nil {
 		return nil, err
 	}
 	f.warmGuest(ctx, s.ID)

@@ -113,11 +113,11 @@ func (p *preparer) step(ctx context.Context, r Preparer) (more bool, err error) 
 	if f.conf.Cold && !wanted {
 		return false, nil // nothing here starts from memory
 	}
-	base, err := f.conf.Base(ctx, f.conf.Prepare[0])
+	base, err := f.base(ctx, f.conf.Prepare[0])
 	if err != nil {
 		return false, err
 	}
 	return r.Prepare(ctx, Spec{
-		Rootfs: base.Rootfs, Image: base.Image, CPUs: f.conf.CPUs, MemoryMB: f.conf.MemoryMB, DiskMB: f.conf.DiskMB, Processes: f.conf.Processes,
+		Rootfs: base.Rootfs, Image: base.Image, CPUs: base.CPUs, MemoryMB: base.MemoryMB, DiskMB: base.DiskMB, Processes: f.conf.Processes,
 	}, f.conf.Prepared)
 }

@@ -25,7 +25,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	bg.Go(func() { f.thaw(ctx) })
 	var current []Base
 	for _, template := range f.conf.Prepare {
-		base, err := f.conf.Base(ctx, template)
+		base, err := f.base(ctx, template)
 		if err != nil {
 			f.log.WarnContext(ctx, "prepare template", "template", template, "err", err)
 			continue

@@ -244,7 +244,7 @@ func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name strin
 	if err := f.db.View(ctx, func(tx *store.Tx) error { return f.rows.roomToRun(ctx, tx) }); err != nil {
 		return Info{}, Base{}, body, fmt.Errorf("fork %s: %w", id, err)
 	}
-	base, err := f.conf.Base(ctx, s.Template)
+	base, err := f.base(ctx, s.Template)
 	if err != nil {
 		return Info{}, Base{}, body, err
 	}

@@ -147,9 +147,9 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 		ID: s.ID, Rootfs: base.Rootfs, Image: base.Image, Hostname: s.ID, Link: link, From: from.dir, Mounts: mounts,
 		CPUs: s.CPUs, MemoryMB: s.MemoryMB, DiskMB: s.DiskMB, Processes: f.conf.Processes,
 		Env:       []string{"POSTERN_CHANNEL_SHA256=" + f.channelHash(s.ID)},
-		Unhurried: s.Project == "", // for the pool or a template
+		Unhurried: s.Project == "" || s.bench, // for the pool, a template or a build
 	}
-	if s.bench {
+	if body.bench {
 		spec.Hostname, spec.LargestMB = benchHost, largestStepFile
 		spec.Env = append(spec.Env, "POSTERN_BENCH=1", "POSTERN_SERVICES=/dev/null") // services would write files
 	}
@@ -169,5 +169,11 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 	if from.dir != "" && !from.files {
 		channel, body.Restored = from.channel, true
 	}
-	return f.initGuest(ctx, s, channel, body)
+	if err := f.initGuest(ctx, s, base, channel, body); err != nil {
+		return err
+	}
+	if !body.Restored && !body.bench && !body.still {
+		f.startBooted(ctx, s, base)
+	}
+	return nil
 }
