@@ -212,6 +212,9 @@ func TestDataPlaneNeedsItsToken(t *testing.T) {
 	all := map[uint16]string{sandbox.GuestPort: echo, 3000: echo, InterpreterPort: echo}
 	access := func(id string) http.Header { return http.Header{"X-Access-Token": {"access-" + id}} }
 	pub := sandbox.Traffic{Public: true}
+	const noTraffic = "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing"
+	const wrongTraffic = "Sandbox is secured with traffic access token. Provided token in header 'e2b-traffic-access-token' is invalid"
+	asleep := sandbox.Traffic{Asleep: true}
 	guest, web, kernel := host(sandbox.GuestPort), host(3000), host(InterpreterPort)
 	tests := []struct {
 		name         string
@@ -237,24 +240,28 @@ func TestDataPlaneNeedsItsToken(t *testing.T) {
 		{"likewise, in a detour", false, sandbox.Traffic{}, nil, "POST", guest, "/files/..%2finit", access(testID), 404, "there is nothing at this path", 0},
 		{"likewise, with two slashes", false, sandbox.Traffic{}, nil, "POST", guest, "//init", access(testID), 404, "there is nothing at this path", 0},
 		{"a port with its token", false, sandbox.Traffic{}, nil, "GET", web, "/", traffics, 200, "inside", 1},
-		{"a port without", false, sandbox.Traffic{}, nil, "GET", web, "/", nil, 403, "missing or wrong e2b-traffic-access-token", 0},
-		{"a port with the guest's token", false, sandbox.Traffic{}, nil, "GET", web, "/", access(testID), 403, "missing or wrong e2b-traffic-access-token", 0},
+		{"a port without", false, sandbox.Traffic{}, nil, "GET", web, "/", nil, 403, noTraffic, 0},
+		{"a port with the guest's token", false, sandbox.Traffic{}, nil, "GET", web, "/", access(testID), 403, noTraffic, 0},
 		{"public, if both want it", true, pub, nil, "GET", web, "/", nil, 200, "inside", 1},
-		{"public, for the creator alone", false, pub, nil, "GET", web, "/", nil, 403, "missing or wrong e2b-traffic-access-token", 0},
-		{"public, for the operator alone", true, sandbox.Traffic{}, nil, "GET", web, "/", nil, 403, "missing or wrong e2b-traffic-access-token", 0},
+		{"public, for the creator alone", false, pub, nil, "GET", web, "/", nil, 403, noTraffic, 0},
+		{"public, for the operator alone", true, sandbox.Traffic{}, nil, "GET", web, "/", nil, 403, noTraffic, 0},
 		{"public, but the guest is not", true, pub, nil, "GET", guest, "/x", nil, 401, "missing or wrong X-Access-Token", 0},
-		{"public, but the interpreter is not", true, pub, nil, "GET", kernel, "/execute", nil, 403, "missing or wrong e2b-traffic-access-token", 0},
+		{"public, but the interpreter is not", true, pub, nil, "GET", kernel, "/execute", nil, 403, noTraffic, 0},
 		{"interpreter with the access token", false, sandbox.Traffic{}, nil, "GET", kernel, "/", access(testID), 200, "inside", 1},
 		{"closed port", false, sandbox.Traffic{}, nil, "GET", host(4000), "/", traffics, 502, "The sandbox is running but port is not open", 1},
 		{"unknown sandbox", false, sandbox.Traffic{}, nil, "GET", "3000-iaaaaaaaaaaaaaaaaaaaa.boxes.example", "/", nil, 502, "The sandbox was not found", 0},
 		{"ended meanwhile", false, sandbox.Traffic{}, sandbox.ErrNotFound, "GET", web, "/", traffics, 502, "The sandbox was not found", 1},
 		{"paused", false, sandbox.Traffic{}, sandbox.ErrPaused, "GET", web, "/", traffics, 502, "The sandbox is paused and does not resume on traffic", 1},
-		{"paused, without a token", false, sandbox.Traffic{}, sandbox.ErrPaused, "GET", web, "/", nil, 403, "missing or wrong e2b-traffic-access-token", 0},
+		{"a port with another's token", false, sandbox.Traffic{}, nil, "GET", web, "/", http.Header{"E2b-Traffic-Access-Token": {"traffic-" + otherID}}, 403, wrongTraffic, 0},
+		{"paused, without a token", false, asleep, sandbox.ErrPaused, "GET", web, "/", nil, 403, errAsleep.msg, 0},
+		{"paused, with another's token", false, asleep, sandbox.ErrPaused, "GET", web, "/", http.Header{"E2b-Traffic-Access-Token": {"traffic-" + otherID}}, 403, errAsleep.msg, 0},
+		{"paused, its guest without a token", false, asleep, sandbox.ErrPaused, "GET", guest, "/x", nil, 403, errAsleep.msg, 0},
+		{"paused, with its token", false, asleep, nil, "GET", web, "/", traffics, 200, "inside", 1},
 		{"changing its state", false, sandbox.Traffic{}, sandbox.ErrBusy, "GET", web, "/", traffics, 409, "The sandbox is changing its state; try again soon", 1},
 		{"broken on the host", false, sandbox.Traffic{}, errors.New("open /var/lib/postern: permission denied"), "GET", web, "/", traffics, 502, "The sandbox did not answer as HTTP wants", 1},
 		{"headers at an address", false, sandbox.Traffic{}, nil, "GET", "127.0.0.1:3000", "/", http.Header{idHeader: {testID}, portHeader: {"3000"}, "E2b-Traffic-Access-Token": {"traffic-" + testID}}, 200, "inside", 1},
 		{"headers at a name that is not ours", false, sandbox.Traffic{}, nil, "GET", "evil.example", "/", http.Header{idHeader: {testID}, portHeader: {"3000"}, "E2b-Traffic-Access-Token": {"traffic-" + testID}}, 421, "this server was not told that it has the name in Host: start it with --host or --domain", 0},
-		{"headers at another sandbox's name", false, sandbox.Traffic{}, nil, "GET", "3000-" + otherID + ".boxes.example", "/", http.Header{idHeader: {testID}, portHeader: {"3000"}, "E2b-Traffic-Access-Token": {"traffic-" + testID}}, 403, "missing or wrong e2b-traffic-access-token", 0},
+		{"headers at another sandbox's name", false, sandbox.Traffic{}, nil, "GET", "3000-" + otherID + ".boxes.example", "/", http.Header{idHeader: {testID}, portHeader: {"3000"}, "E2b-Traffic-Access-Token": {"traffic-" + testID}}, 403, wrongTraffic, 0},
 		{"headers with a bad id", false, sandbox.Traffic{}, nil, "GET", "127.0.0.1", "/", http.Header{idHeader: {"../../etc"}, portHeader: {"3000"}}, 400, idHeader + ": want the id of a sandbox", 0},
 		{"headers with a bad port", false, sandbox.Traffic{}, nil, "GET", "127.0.0.1", "/", http.Header{idHeader: {testID}, portHeader: {"70000"}}, 400, portHeader + ": want a TCP port from 1 to 65535", 0},
 		{"signed URL without an id", false, sandbox.Traffic{}, nil, "GET", "127.0.0.1", sign("/x", "read", "", "access-"+testID, 0), nil, 200, "inside", 1},
@@ -788,17 +795,22 @@ func TestOtherOriginsMayRead(t *testing.T) {
 
 // TestBrowsersGetAPage: a person's browser gets a page without scripts.
 func TestBrowsersGetAPage(t *testing.T) {
+	const firefox = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
 	d := serveData(t, Config{Domain: "boxes.example"}, nil)
 	tests := []struct {
 		name, method string
 		header       http.Header
 		want         bool
 	}{
-		{"a navigation", "GET", http.Header{"Sec-Fetch-Mode": {"navigate"}, "Accept": {"text/html"}}, true},
-		{"an older browser", "GET", http.Header{"Accept": {"text/html,application/xhtml+xml;q=0.9"}}, true},
-		{"a script", "GET", http.Header{"Sec-Fetch-Mode": {"cors"}, "Accept": {"text/html"}}, false},
-		{"the SDK", "GET", http.Header{"Accept": {"*/*"}}, false},
-		{"a form", "POST", http.Header{"Accept": {"text/html"}}, false},
+		{"a navigation", "GET", http.Header{"Sec-Fetch-Mode": {"navigate"}, "User-Agent": {firefox}}, true},
+		{"an older browser", "GET", http.Header{"User-Agent": {firefox}, "Accept": {"text/html,application/xhtml+xml;q=0.9"}}, true},
+		{"a browser that says nothing", "GET", http.Header{"User-Agent": {firefox}}, true},
+		{"a form", "POST", http.Header{"User-Agent": {firefox}, "Accept": {"text/html"}}, true},
+		{"a script", "GET", http.Header{"User-Agent": {firefox}, "Sec-Fetch-Mode": {"cors"}, "Accept": {"text/html"}}, false},
+		{"an older script", "GET", http.Header{"User-Agent": {firefox}, "X-Requested-With": {"XMLHttpRequest"}}, false},
+		{"a script that wants JSON", "GET", http.Header{"User-Agent": {firefox}, "Accept": {"application/json, */*"}}, false},
+		{"the SDK", "GET", http.Header{"User-Agent": {"e2b-js-sdk/2.51.0"}, "Accept": {"*/*"}}, false},
+		{"curl that takes HTML", "GET", http.Header{"User-Agent": {"curl/8.5.0"}, "Accept": {"text/html"}}, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -320,7 +320,7 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 		status, msg = http.StatusBadRequest, err.Error()
 	case errors.As(err, &tooBig):
 		status, msg = http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than %d bytes", tooBig.Limit)
-	case errors.Is(err, sandbox.ErrPaused), errors.Is(err, sandbox.ErrBusy):
+	case errors.Is(err, sandbox.ErrPaused), errors.Is(err, sandbox.ErrRunning), errors.Is(err, sandbox.ErrBusy):
 		status, msg = http.StatusConflict, err.Error()
 	case errors.Is(err, syscall.ENOSPC):
 		status, msg = http.StatusInsufficientStorage, "the server's disk is full"
@@ -347,7 +347,7 @@ func reply(w http.ResponseWriter, status int, v any) {
 		http.Error(w, "internal error", http.StatusInternalServerError)
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	w.WriteHeader(status)
 	_, _ = w.Write(b)
 }
@@ -356,14 +356,20 @@ func reply(w http.ResponseWriter, status int, v any) {
 var errRequest = errors.New("invalid request")
 
 // decode parses the body as a JSON object. Unknown fields are refused: ignoring one
-// could mean running with less protection than the caller requested.
+// could mean running with less protection than the caller requested. So is data behind
+// the object, which another parser might take for the request.
 func decode(r *http.Request, v any) error {
 	d := json.NewDecoder(r.Body)
 	d.DisallowUnknownFields()
 	err := d.Decode(v)
 	var tooBig *http.MaxBytesError
 	switch {
-	case err == nil, errors.Is(err, io.EOF): // clients may omit an empty body
+	case errors.Is(err, io.EOF): // clients may omit an empty body
+		return nil
+	case err == nil:
+		if _, err := d.Token(); !errors.Is(err, io.EOF) {
+			return fmt.Errorf("%w: body: there is more behind the JSON object", errRequest)
+		}
 		return nil
 	case errors.As(err, &tooBig):
 		return err

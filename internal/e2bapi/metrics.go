@@ -44,10 +44,10 @@ func interval(q url.Values) (start, end time.Time, err error) {
 			*t = time.Unix(n, 0)
 		}
 	}
+	if !end.IsZero() && end.Before(start) || end.IsZero() && start.After(time.Now()) {
+		return start, end, fmt.Errorf("%w: Invalid time range for metrics: start: must not be after end, or now", errRequest)
+	}
 	if !end.IsZero() {
-		if end.Before(start) {
-			return start, end, fmt.Errorf("%w: end: must not be before start", errRequest)
-		}
 		end = end.Add(time.Second - 1)
 	}
 	return start, end, nil

@@ -3,6 +3,7 @@ package e2bapi
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"postern/internal/auth"
@@ -35,6 +36,7 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request, who auth.Princi
 		return err
 	}
 	i, resumed, err := s.fleet.Connect(r.Context(), who, shortID(r.PathValue("id")), sandbox.ConnectRequest{
+		Resume:  strings.HasSuffix(r.URL.Path, "/resume"), // E2B's older route, which refuses a running one
 		Timeout: timeoutOf(b.Timeout, 300*time.Second), Reboot: b.Memory != nil && !*b.Memory, InboxKey: auth.Secret(r.Header.Get(InboxKeyHeader)),
 	})
 	if err != nil {

@@ -98,8 +98,10 @@ type refusal struct {
 }
 
 var (
-	errNoSandbox  = &refusal{http.StatusBadGateway, "The sandbox was not found"}
-	errPaused     = &refusal{http.StatusBadGateway, "The sandbox is paused and does not resume on traffic"}
+	errNoSandbox = &refusal{http.StatusBadGateway, "The sandbox was not found"}
+	errPaused    = &refusal{http.StatusBadGateway, "The sandbox is paused and does not resume on traffic"}
+	// errAsleep and the texts of [noToken] are E2B's.
+	errAsleep     = &refusal{http.StatusForbidden, "This sandbox can't be resumed with the credentials provided. Check your access token and try again."}
 	errPortClosed = &refusal{http.StatusBadGateway, "The sandbox is running but port is not open"}
 )
 
@@ -123,6 +125,9 @@ func (s *Server) admit(r *http.Request, t *target) (leave func(), ref *refusal) 
 		return nil, ref
 	}
 	open, ref := s.mayEnter(r, *t)
+	if ref != nil && t.traffic.Asleep {
+		ref = errAsleep
+	}
 	if ref != nil {
 		return nil, ref
 	}
@@ -185,7 +190,7 @@ func (s *Server) mayEnter(r *http.Request, t target) (open bool, ref *refusal) {
 		// public.
 		t.traffic.Public = false
 	}
-	if same(r.Header.Get("E2b-Traffic-Access-Token"), s.boxes.TrafficToken(t.sandbox).Reveal()) {
+	if same(r.Header.Get(trafficHeader), s.boxes.TrafficToken(t.sandbox).Reveal()) {
 		return false, nil
 	}
 	// Ports are closed by default, unlike E2B's. Both the operator and the creator
@@ -193,7 +198,18 @@ func (s *Server) mayEnter(r *http.Request, t target) (open bool, ref *refusal) {
 	if t.traffic.Public && s.conf.PublicPorts {
 		return true, nil
 	}
-	return false, &refusal{http.StatusForbidden, "missing or wrong e2b-traffic-access-token"}
+	return false, noToken(r.Header.Get(trafficHeader) == "")
+}
+
+// trafficHeader is the header with the token for the ports of a sandbox.
+const trafficHeader = "E2b-Traffic-Access-Token"
+
+// noToken is the refusal of a request whose traffic token is missing or wrong.
+func noToken(missing bool) *refusal {
+	if missing {
+		return &refusal{http.StatusForbidden, "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing"}
+	}
+	return &refusal{http.StatusForbidden, "Sandbox is secured with traffic access token. Provided token in header 'e2b-traffic-access-token' is invalid"}
 }
 
 // controlPath reports whether path is one of the guest's that only the host may
@@ -239,7 +255,7 @@ func targetOf(ctx context.Context) target {
 // secrets are request headers meant for this server alone. Services inside are
 // hostile, so they must not get the credentials that a client or a browser sent for
 // the host.
-var secrets = []string{"X-Access-Token", "X-Api-Key", "E2b-Traffic-Access-Token", sandbox.ChannelHeader, InboxKeyHeader, idHeader, portHeader}
+var secrets = []string{"X-Access-Token", "X-Api-Key", trafficHeader, sandbox.ChannelHeader, InboxKeyHeader, idHeader, portHeader}
 
 // newProxy returns the reverse proxy of the data plane.
 func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {

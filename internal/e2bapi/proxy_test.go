@@ -220,7 +220,7 @@ func TestRoutes(t *testing.T) {
 			if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil || w.Code != want || body.Code != want || body.Message == "" {
 				t.Errorf("%s: %d %s, want %d", target, w.Code, w.Body, want)
 			}
-			if w.Header().Get("Location") != "" || w.Header().Get("Content-Type") != "application/json" {
+			if w.Header().Get("Location") != "" || w.Header().Get("Content-Type") != "application/json; charset=utf-8" {
 				t.Errorf("%s: the header is %v, want that of JSON", target, w.Header())
 			}
 		}

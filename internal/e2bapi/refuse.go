@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"html/template"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -28,21 +29,28 @@ var refusedPolicy = func() string {
 	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 }()
 
+// browsers are words in the User-Agent of browsers, as E2B's proxy looks for them.
+var browsers = []string{"mozilla", "chrome", "safari", "firefox", "edge", "opera", "msie"}
+
 // navigates reports whether r comes from a browser that opens a page, rather than
-// from a program, a script or an image.
+// from a program or a script, by the same rules as E2B's proxy. Scripts have the
+// User-Agent of their browser, so what they cannot set comes first.
 func navigates(r *http.Request) bool {
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+	accept := strings.ToLower(r.Header.Get("Accept"))
+	if strings.Contains(accept, "application/json") && !strings.Contains(accept, "text/html") {
 		return false
 	}
-	if mode := r.Header.Get("Sec-Fetch-Mode"); mode != "" {
-		return mode == "navigate"
-	}
-	for part := range strings.SplitSeq(r.Header.Get("Accept"), ",") {
-		if kind, _, _ := strings.Cut(part, ";"); strings.EqualFold(strings.TrimSpace(kind), "text/html") {
-			return true
+	switch strings.ToLower(r.Header.Get("Sec-Fetch-Mode")) {
+	case "cors", "no-cors", "same-origin", "websocket":
+		return false
+	case "navigate":
+	default:
+		if r.Header.Get("X-Requested-With") != "" {
+			return false
 		}
 	}
-	return false
+	agent := strings.ToLower(r.UserAgent())
+	return slices.ContainsFunc(browsers, func(b string) bool { return strings.Contains(agent, b) })
 }
 
 // refuse answers a refused request itself: with a page if a person will read it,
@@ -61,7 +69,7 @@ func refuse(w http.ResponseWriter, r *http.Request, t target, ref *refusal) {
 		refusePage(w, t, ref)
 		return
 	}
-	h.Set("Content-Type", "application/json")
+	h.Set("Content-Type", "application/json; charset=utf-8")
 	w.WriteHeader(ref.status)
 	if ref.status == http.StatusUnauthorized {
 		// A bad signature or access token is answered with the text of E2B's guest,

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"postern/internal/auth"
@@ -29,7 +31,7 @@ type newSandbox struct {
 	EnvVars        map[string]string `json:"envVars"`
 	InternetAccess *bool             `json:"allow_internet_access"`
 	Network        *network          `json:"network"`
-	Secure         *bool             `json:"secure"` // v1; ignored, since every sandbox is
+	Secure         *bool             `json:"secure"` // v1; every sandbox is, see private
 
 	AutoPause       bool                  `json:"autoPause"`
 	AutoPauseMemory *bool                 `json:"autoPauseMemory"`
@@ -92,6 +94,15 @@ func (b *newSandbox) options(timeout time.Duration, publicPorts bool) (sandbox.O
 	return o, nil
 }
 
+// private refuses what E2B's v1 refuses: a sandbox whose ports need a token, and whose
+// data plane needs none.
+func (b *newSandbox) private() error {
+	if n := b.Network; (b.Secure == nil || !*b.Secure) && n != nil && n.AllowPublicTraffic != nil && !*n.AllowPublicTraffic {
+		return fmt.Errorf("%w: network.allowPublicTraffic: You cannot create a sandbox without public access unless you enable secure envd access via 'secure' flag.", errRequest) //nolint:revive,staticcheck // E2B's text
+	}
+	return nil
+}
+
 // timeoutOf converts a timeout in seconds to a duration without overflow. A missing
 // one is unset.
 func timeoutOf(seconds *int64, unset time.Duration) time.Duration {
@@ -119,6 +130,9 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 	unset := 300 * time.Second
 	if !strings.HasPrefix(r.URL.Path, "/v2/") {
 		unset = 15 * time.Second
+		if err := b.private(); err != nil {
+			return err
+		}
 	}
 	// The operator's mirrors, unless the creator says otherwise.
 	for name, value := range s.conf.Ceiling.Environment(egress.Packages) {
@@ -133,10 +147,14 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 	if err != nil {
 		return err
 	}
-	req := sandbox.Request{
-		Metadata: b.Metadata, EnvVars: b.EnvVars, Egress: egress, Options: options, InboxKey: auth.Secret(r.Header.Get(InboxKeyHeader)),
+	asked := cmp.Or(b.TemplateID, "base")
+	if len(asked) > 256 {
+		return fmt.Errorf("%w: templateID: is longer than 256 bytes", errRequest)
 	}
-	if req.Template, req.Snapshot, err = s.resolve(r.Context(), who, cmp.Or(b.TemplateID, "base")); err != nil {
+	req := sandbox.Request{
+		Asked: asked, Metadata: b.Metadata, EnvVars: b.EnvVars, Egress: egress, Options: options, InboxKey: auth.Secret(r.Header.Get(InboxKeyHeader)),
+	}
+	if req.Template, req.Snapshot, err = s.resolve(r.Context(), who, asked); err != nil {
 		return err
 	}
 	if address := b.Metadata[InboxMetadata]; address != "" {
@@ -215,7 +233,7 @@ func (s *Server) templateIDs(ctx context.Context, who auth.Principal, name strin
 // sandbox returns the answer to create and connect.
 func (s *Server) sandbox(i sandbox.Info) map[string]any {
 	m := map[string]any{
-		"sandboxID": i.ID, "templateID": i.Template, "clientID": "postern", "envdVersion": guestVersion,
+		"sandboxID": i.ID, "templateID": i.Asked, "clientID": "postern", "envdVersion": guestVersion,
 		"envdAccessToken":    s.fleet.AccessToken(i.ID).Reveal(),
 		"trafficAccessToken": s.fleet.TrafficToken(i.ID).Reveal(),
 		"domain":             nil,
@@ -223,8 +241,27 @@ func (s *Server) sandbox(i sandbox.Info) map[string]any {
 	if s.conf.Domain != "" {
 		m["domain"] = s.conf.Domain
 	}
+	if a := alias(i.Asked); a != "" {
+		m["alias"] = a
+	}
 	return m
 }
+
+// alias returns the name of a template or a snapshot as E2B's clients show it: without
+// namespace and tag. IDs have none.
+func alias(asked string) string {
+	a := untagged(asked[strings.LastIndex(asked, "/")+1:])
+	if templateID().MatchString(a) || snapshotID().MatchString(a) {
+		return ""
+	}
+	return a
+}
+
+// What the IDs of templates and snapshots look like.
+var (
+	templateID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z2-7]{20}$`) })
+	snapshotID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^s[a-z0-9]{20}$`) })
+)
 
 // listed returns an entry of a list of sandboxes.
 func listed(i sandbox.Info) map[string]any {
@@ -233,9 +270,12 @@ func listed(i sandbox.Info) map[string]any {
 		state = sandbox.Paused
 	}
 	m := map[string]any{
-		"sandboxID": i.ID, "templateID": i.Template, "clientID": "postern", "envdVersion": guestVersion,
+		"sandboxID": i.ID, "templateID": i.Asked, "clientID": "postern", "envdVersion": guestVersion,
 		"startedAt": i.Started.Format(time.RFC3339Nano), "endAt": i.Ends.Format(time.RFC3339Nano), "state": state,
 		"cpuCount": int64(i.CPUs), "memoryMB": i.MemoryMB, "diskSizeMB": i.DiskMB, "metadata": i.Metadata,
+	}
+	if a := alias(i.Asked); a != "" {
+		m["alias"] = a
 	}
 	if len(i.Options.Volumes) > 0 {
 		m["volumeMounts"] = i.Options.Volumes
@@ -416,7 +456,7 @@ func (q *listQuery) matches(i sandbox.Info) bool {
 	if running(i) && !q.running || !running(i) && !q.paused {
 		return false
 	}
-	return (q.template == "" || q.templates[i.Template]) && !i.Started.Before(q.since)
+	return (q.template == "" || q.templates[i.Template] || q.template == i.Asked) && !i.Started.Before(q.since)
 }
 
 // parseListQuery parses the filters and the page of list.

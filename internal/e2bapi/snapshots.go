@@ -45,7 +45,13 @@ func snapshotInfo(n sandbox.Snapshot) map[string]any {
 		return map[string]any{"snapshotID": n.ID + ":default", "names": []string{}}
 	}
 	full := teamSlug + "/" + n.Name
-	return map[string]any{"snapshotID": full, "names": []string{full}}
+	return map[string]any{"snapshotID": full, "names": []string{untagged(full)}}
+}
+
+// untagged returns a name without its tag.
+func untagged(name string) string {
+	name, _, _ = strings.Cut(name, ":")
+	return name
 }
 
 func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -61,13 +67,21 @@ func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request, who auth.
 	name := strings.TrimPrefix(q.Get("name"), teamSlug+"/")
 	out := []map[string]any{}
 	last := ""
+	seen := map[string]bool{} // names without tag: each has one row, of its newest snapshot
 	for _, n := range all {
+		if q.Has("sandboxID") && n.Sandbox != shortID(q.Get("sandboxID")) ||
+			name != "" && n.Name != name && untagged(n.Name) != name && n.ID != strings.TrimSuffix(name, ":default") {
+			continue
+		}
+		if n.Name != "" {
+			if seen[untagged(n.Name)] {
+				continue
+			}
+			seen[untagged(n.Name)] = true
+		}
 		// Newest first, so a page continues below the cursor.
 		at := cursor(n.Created, n.ID)
-		switch {
-		case p.after != "" && at >= p.after,
-			q.Has("sandboxID") && n.Sandbox != shortID(q.Get("sandboxID")),
-			name != "" && n.Name != name && strings.Split(n.Name, ":")[0] != name && n.ID != strings.TrimSuffix(name, ":default"):
+		if p.after != "" && at >= p.after {
 			continue
 		}
 		if len(out) == p.limit {

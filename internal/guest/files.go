@@ -119,6 +119,9 @@ func (s *Server) getFile(w http.ResponseWriter, r *http.Request) error {
 		f, fi, err = openRegular(path, os.O_RDONLY)
 		return err
 	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return &statusError{http.StatusNotFound, fmt.Errorf("path '%s' does not exist", path)} // E2B's text
+	}
 	if err != nil {
 		return err
 	}
@@ -294,6 +297,22 @@ func (s *Server) writeParts(r *http.Request, path string, f *form) ([]written, e
 	return done, nil
 }
 
+// tellOwner makes watchers of a file see a change of its attributes before its content
+// comes, as E2B's guest does, which sets the owner of what it writes. Here the owner is
+// right already.
+func (s *Server) tellOwner(a account, f *os.File) {
+	_ = as(a, func() error { // best effort: a file of another owner has no such event
+		fi, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		if st, ok := fi.Sys().(*syscall.Stat_t); ok && st.Uid == a.uid {
+			return f.Chown(int(a.uid), -1)
+		}
+		return nil
+	})
+}
+
 // writeFile writes one file in place, like a shell's >, so that hard links and
 // watchers see the new content. Content writes it. Size is its length, or -1 if it is
 // unknown.
@@ -322,6 +341,7 @@ func (s *Server) writeFile(r *http.Request, to string, content func(io.Writer) e
 	if err != nil {
 		return written{}, err
 	}
+	s.tellOwner(a, f)
 	out := &writeErrors{w: f}
 	err = content(out)
 	readFailed := err != nil && out.err == nil

@@ -129,6 +129,36 @@ func TestFilesystemErrors(t *testing.T) {
 	}
 }
 
+// TestWatchersSeeTheOwnerOfAWrite: as in E2B, whose guest sets the owner of each file
+// that it writes, also of one that there is already.
+func TestWatchersSeeTheOwnerOfAWrite(t *testing.T) {
+	g := newRig(t)
+	st, err := g.file.WatchDir(t.Context(), connect.NewRequest(&filesystempb.WatchDirRequest{Path: "."}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	if !st.Receive() || st.Msg().GetStart() == nil {
+		t.Fatalf("first event: got %v, %v, want start", st.Msg(), st.Err())
+	}
+	for _, want := range [][]string{{"CREATE", "CHMOD", "WRITE"}, {"CHMOD", "WRITE"}} {
+		if code, body, _ := g.do("POST", "/files?path=a.txt", strings.NewReader("text"), "Content-Type", "application/octet-stream"); code != 200 {
+			t.Fatalf("write: %d %s", code, body)
+		}
+		for _, w := range want {
+			for got := ""; got != w; {
+				if !st.Receive() {
+					t.Fatalf("no %s: %v", w, st.Err())
+				}
+				got = strings.TrimPrefix(st.Msg().GetFilesystem().GetType().String(), "EVENT_TYPE_")
+			}
+		}
+	}
+	if code, body, _ := g.do("GET", "/files?path=missing.txt", nil); code != 404 || !strings.Contains(string(body), "path '"+g.home+"/missing.txt' does not exist") {
+		t.Errorf("missing file: %d %s", code, body)
+	}
+}
+
 func TestWatch(t *testing.T) {
 	g := newRig(t)
 	st, err := g.file.WatchDir(t.Context(), connect.NewRequest(&filesystempb.WatchDirRequest{Path: ".", Recursive: true, IncludeEntry: true}))

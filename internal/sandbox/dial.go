@@ -165,7 +165,8 @@ func (f *Fleet) Live() []string {
 
 // Wake returns when a sandbox can be dialled, and resumes a paused one if its
 // creator set AutoResume. Call it only for requests that are allowed. Its error
-// wraps [ErrPaused] if only the owner may resume the sandbox, [ErrBusy] if the
+// wraps [ErrPaused] if only the owner may resume the sandbox, as he must where a pause
+// kept the files alone: what ran would be gone without a word. It wraps [ErrBusy] if the
 // state did not settle before ctx ended, and [ErrNotFound].
 func (f *Fleet) Wake(ctx context.Context, id string) error {
 	f.mu.Lock()
@@ -190,7 +191,7 @@ func (f *Fleet) Wake(ctx context.Context, id string) error {
 	if s.State != Paused {
 		return fmt.Errorf("wake %s: %w", id, ErrNotFound)
 	}
-	if !s.Restart && !s.Options.AutoResume {
+	if !s.Restart && (!s.Options.AutoResume || f.keptFiles(s)) {
 		return fmt.Errorf("wake %s: %w", id, ErrPaused)
 	}
 	if err := f.failedWake(id); err != nil {

@@ -55,14 +55,14 @@ func (f *Fleet) initGuest(ctx context.Context, s Info, base Base, channel string
 	b.ChannelSHA256, b.DefaultUser, b.DefaultDir = f.channelHash(s.ID), or(base.User, "user"), base.Dir
 	b.Timestamp = time.Now().UTC()
 	if !b.bench { // else it would get into the template
-		b.SandboxID, b.TemplateID = s.ID, s.Template
+		b.SandboxID, b.TemplateID = s.ID, or(s.Asked, s.Template)
 	}
 	if f.conf.Authority != nil {
 		b.Authority = string(f.conf.Authority(s.ID))
 	}
 	if b.EnvVars != nil {
 		b.EnvVars = maps.Clone(b.EnvVars)
-		b.EnvVars["E2B_SANDBOX"], b.EnvVars["E2B_SANDBOX_ID"], b.EnvVars["E2B_TEMPLATE_ID"] = "true", s.ID, s.Template
+		b.EnvVars["E2B_SANDBOX"], b.EnvVars["E2B_SANDBOX_ID"], b.EnvVars["E2B_TEMPLATE_ID"] = "true", s.ID, or(s.Asked, s.Template)
 	}
 	body, err := json.Marshal(b)
 	if err != nil {

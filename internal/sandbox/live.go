@@ -164,7 +164,9 @@ func (f *Fleet) Traffic(id string) (Traffic, bool) {
 	if err != nil || !slices.Contains(alive, s.State) {
 		return Traffic{}, false
 	}
-	return s.Options.Traffic, true
+	t := s.Options.Traffic
+	t.Asleep = s.State == Paused && !s.Restart
+	return t, true
 }
 
 // untilDeathOf calls cancel when the claimed sandbox dies, until done is called.

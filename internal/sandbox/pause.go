@@ -17,10 +17,14 @@ import (
 
 // Pause freezes a running sandbox of who's project. Its memory, or with filesOnly
 // only its files, goes to disk; it then uses nothing else of this machine. Its
-// error wraps [ErrPaused] if it is paused already. If the pause fails the sandbox
-// continues unharmed.
+// error wraps [ErrPaused] if it is paused already. Callers that pause it at the same
+// time all succeed. If the pause fails the sandbox continues unharmed.
 func (f *Fleet) Pause(ctx context.Context, who auth.Principal, id string, filesOnly bool) error {
 	if err := auth.Need(who, auth.Owner); err != nil {
+		return err
+	}
+	was, err := f.Get(ctx, who, id)
+	if err != nil {
 		return err
 	}
 	ctx, l, s, err := f.claimFor(ctx, who, id)
@@ -28,6 +32,9 @@ func (f *Fleet) Pause(ctx context.Context, who auth.Principal, id string, filesO
 		return err
 	}
 	defer f.release(l)
+	if s.State == Paused && (was.State == Running || was.State == Pausing) {
+		return nil // another caller paused it while this one waited
+	}
 	if s.State != Running {
 		return fmt.Errorf("pause %s: %w", id, ErrPaused)
 	}
@@ -102,6 +109,12 @@ func (f *Fleet) save(ctx context.Context, s Info, filesOnly bool) error {
 	return f.runtime.Save(ctx, s.ID, f.dir(s.saved), SaveOptions{FilesOnly: filesOnly})
 }
 
+// keptFiles reports whether a paused sandbox has its files and no memory.
+func (f *Fleet) keptFiles(s Info) bool {
+	_, err := os.Stat(f.dir(s.saved) + ".json")
+	return err == nil
+}
+
 // savedSource returns what a paused sandbox is resumed from, and what to tell its
 // guest.
 func (f *Fleet) savedSource(s Info) (source, initBody, error) {
@@ -124,13 +137,15 @@ func (f *Fleet) savedSource(s Info) (source, initBody, error) {
 // A ConnectRequest says how Connect finds or brings back a sandbox.
 type ConnectRequest struct {
 	Timeout  time.Duration // least lifetime from now
+	Resume   bool          // refuse a running sandbox
 	Reboot   bool          // a paused sandbox keeps its files only, and boots
 	InboxKey auth.Secret   // credential that lets the sandbox read its inbox; empty means no change
 }
 
 // Connect resumes a paused sandbox of who's project, or extends the life of a
 // running one. It reports whether the sandbox was resumed. If the inbox key is
-// refused the error is a [LoanError], and the sandbox runs on.
+// refused the error is a [LoanError], and the sandbox runs on. If the sandbox runs and
+// r.Resume is set, the error wraps [ErrRunning].
 func (f *Fleet) Connect(ctx context.Context, who auth.Principal, id string, r ConnectRequest) (_ Info, resumed bool, err error) {
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return Info{}, false, err
@@ -143,6 +158,9 @@ func (f *Fleet) Connect(ctx context.Context, who auth.Principal, id string, r Co
 		return Info{}, false, err
 	}
 	defer f.release(l)
+	if s.State == Running && r.Resume {
+		return Info{}, false, fmt.Errorf("sandbox %s %w", id, ErrRunning)
+	}
 	if s.State == Running {
 		s, err = f.setTimeout(ctx, who, s, r.Timeout, true)
 	} else {

@@ -94,6 +94,9 @@ func TestPauseAndResumeKeepTheSandbox(t *testing.T) {
 		if _, resumed, err := f.fleet.Connect(ctx, f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute}); err != nil || resumed {
 			t.Errorf("connecting to a running one: resumed %v, %v", resumed, err)
 		}
+		if _, _, err := f.fleet.Connect(ctx, f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute, Resume: true}); !errors.Is(err, sandbox.ErrRunning) {
+			t.Errorf("resuming a running one: %v, want ErrRunning", err)
+		}
 		if err := f.fleet.Pause(ctx, f.stranger, s.ID, false); !errors.Is(err, sandbox.ErrNotFound) {
 			t.Errorf("another project paused it: %v", err)
 		}
@@ -109,6 +112,55 @@ func TestPauseAndResumeKeepTheSandbox(t *testing.T) {
 			t.Errorf("resumed after it was killed: %v", err)
 		}
 	})
+}
+
+// TestParallelPausesAllSucceed: each caller wanted the sandbox paused, and it is.
+func TestParallelPausesAllSucceed(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	s := f.create(sandbox.Request{})
+	f.process.held = make(chan struct{})
+	errs := make(chan error)
+	for range 8 {
+		go func() { errs <- f.fleet.Pause(t.Context(), f.who, s.ID, false) }()
+	}
+	if err := <-errs; err != nil {
+		t.Error(err)
+	}
+	time.Sleep(50 * time.Millisecond) // so that the others have asked, and wait
+	close(f.process.held)
+	for range 7 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	if n := strings.Count(strings.Join(f.verbs(s.ID), " "), "sandbox.paused"); n != 1 {
+		t.Errorf("it was paused %d times", n)
+	}
+	if err := f.fleet.Pause(t.Context(), f.who, s.ID, false); !errors.Is(err, sandbox.ErrPaused) {
+		t.Errorf("a later pause: %v, want ErrPaused", err)
+	}
+}
+
+// TestTrafficDoesNotBootWhatKeptItsFiles: a request from outside must not discard what
+// ran, which its owner may not expect.
+func TestTrafficDoesNotBootWhatKeptItsFiles(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	s := f.create(sandbox.Request{Options: sandbox.Options{AutoPause: true, AutoResume: true}})
+	if err := f.fleet.Pause(t.Context(), f.who, s.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.fleet.Wake(t.Context(), s.ID); !errors.Is(err, sandbox.ErrPaused) {
+		t.Errorf("Wake = %v, want ErrPaused", err)
+	}
+	if got, ok := f.fleet.Traffic(s.ID); !ok || !got.Asleep {
+		t.Errorf("Traffic = %+v, %v, want it asleep", got, ok)
+	}
+	if _, resumed, err := f.fleet.Connect(t.Context(), f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute, Resume: true}); err != nil || !resumed {
+		t.Errorf("its owner resumed it: %v, %v", resumed, err)
+	}
+	if got, _ := f.fleet.Traffic(s.ID); got.Asleep {
+		t.Error("it runs, and is asleep")
+	}
 }
 
 // TestPauseAnswersBeforeTheTeardown: a pause is over once the sandbox is on disk and

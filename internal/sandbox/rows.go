@@ -52,6 +52,8 @@ type Traffic struct {
 	Public     bool     `json:"public,omitempty"`      // without the traffic token
 	MaskHost   string   `json:"mask_host,omitempty"`   // Host header that services see, with ${PORT} replaced; empty means the client's
 	HTTPSPorts []uint16 `json:"https_ports,omitempty"` // ports whose services speak TLS
+
+	Asleep bool `json:"-"` // the sandbox is paused; only [Fleet.Traffic] sets it
 }
 
 // A VolumeMount asks for a volume of the project to be mounted in a sandbox.
@@ -267,7 +269,7 @@ func announce(ctx context.Context, tx *store.Tx, s Info, t event.Type) error {
 		data["set_timeout"] = data["end_at"]
 	}
 	return event.Append(ctx, tx, event.Event{
-		Project: s.Project, Type: t, Sandbox: s.ID, Template: s.Template, Build: s.Template, Execution: s.Execution, Data: data,
+		Project: s.Project, Type: t, Sandbox: s.ID, Template: or(s.Asked, s.Template), Build: s.Template, Execution: s.Execution, Data: data,
 	})
 }
 

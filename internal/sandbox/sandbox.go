@@ -50,6 +50,8 @@ var (
 	ErrInvalid = errors.New("invalid request")
 	// ErrPaused means that the sandbox is paused and only its owner may resume it.
 	ErrPaused = errors.New("the sandbox is paused")
+	// ErrRunning means that the sandbox runs, and the request was to resume it.
+	ErrRunning = errors.New("is already running")
 	// ErrNotResumed means that a paused sandbox could not be resumed and stays
 	// paused. The reason is in the record.
 	ErrNotResumed = errors.New("the sandbox could not be resumed and stays paused; its audit entries say why")

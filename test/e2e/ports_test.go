@@ -72,7 +72,8 @@ func TestPorts(t *testing.T) {
 		}
 		return resp.StatusCode, string(text)
 	}
-	const token = "missing or wrong e2b-traffic-access-token"
+	const missing = "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is missing"
+	const invalid = "Sandbox is secured with traffic access token. Provided token in header 'e2b-traffic-access-token' is invalid"
 	for _, tt := range []struct {
 		name  string
 		b     *box
@@ -82,12 +83,12 @@ func TestPorts(t *testing.T) {
 		text  string
 	}{
 		{"on the loopback, with another Host", b, 5000, b.traffic, 200, "localhost:5000 None"},
-		{"without a token", b, 5000, "", 403, token},
-		{"with another sandbox's", b, 5000, open.traffic, 403, token},
-		{"with the access token", b, 5000, b.access, 403, token},
+		{"without a token", b, 5000, "", 403, missing},
+		{"with another sandbox's", b, 5000, open.traffic, 403, invalid},
+		{"with the access token", b, 5000, b.access, 403, invalid},
 		{"closed", b, 5999, b.traffic, 502, "The sandbox is running but port is not open"},
 		{"open to all", open, 5000, "", 200, "5000-" + open.id + ".boxes.test None"},
-		{"open to all, but not the interpreter", open, 49999, "", 403, token},
+		{"open to all, but not the interpreter", open, 49999, "", 403, missing},
 		{"open to all, but not the guest", open, 49983, "", 401, "missing or wrong X-Access-Token"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -191,8 +192,8 @@ func TestTrafficWakes(t *testing.T) {
 		state  string
 	}{
 		{"a stranger asks for health", wakes, 49983, "/health", "", "", 502, "The sandbox was not found", "paused"},
-		{"a stranger asks for a port", wakes, 5002, "/kept", "", "", 403, "missing or wrong e2b-traffic-access-token", "paused"},
-		{"somebody with another's token", wakes, 5002, "/kept", "e2b-traffic-access-token", sleeps.traffic, 403, "missing or wrong e2b-traffic-access-token", "paused"},
+		{"a stranger asks for a port", wakes, 5002, "/kept", "", "", 403, "This sandbox can't be resumed with the credentials provided", "paused"},
+		{"somebody with another's token", wakes, 5002, "/kept", "e2b-traffic-access-token", sleeps.traffic, 403, "This sandbox can't be resumed with the credentials provided", "paused"},
 		{"somebody who may", wakes, 5002, "/kept", "e2b-traffic-access-token", wakes.traffic, 200, "kept", "running"},
 		{"somebody who may, but it must not wake", sleeps, 5002, "/kept", "e2b-traffic-access-token", sleeps.traffic, 502, "The sandbox is paused and does not resume on traffic", "paused"},
 	} {
