@@ -50,7 +50,7 @@ func (t *Tree) apply(layer *os.File, l Limits, upper bool) error {
 		return err
 	}
 	t.files = append(t.files, f)
-	t.limits = l.orDefault()
+	t.limits, t.steps = l.orDefault(), 0
 	a := applier{t: t, f: f, upper: upper}
 	// A whiteout hides what is below the layer, not what is in it, whatever the order of
 	// the entries is. So the whiteouts come first.

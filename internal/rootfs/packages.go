@@ -31,6 +31,7 @@ const (
 	maxMetadata = 64 << 10 // bytes of one package's description that are read
 	maxField    = 256      // bytes of a name or version
 	maxOpened   = 100_000  // descriptions that are looked at
+	maxRead     = 64 << 20 // bytes of descriptions that are read
 )
 
 // Packages returns the software in the tree, sorted, each version once. It reads the
@@ -78,7 +79,8 @@ func opened(n *erofs.Node, most int64) io.Reader {
 type collector struct {
 	list   []Package
 	seen   map[Package]bool
-	opened int // descriptions looked at
+	opened int   // descriptions looked at
+	read   int64 // bytes of these
 }
 
 func (c *collector) add(p Package) {
@@ -159,19 +161,24 @@ func (c *collector) walk(name, parent string, n *erofs.Node) {
 			c.walk(e, name, child)
 			continue
 		}
-		if c.opened >= maxOpened || child.Kind() != unix.S_IFREG {
+		if c.opened >= maxOpened || c.read >= maxRead || child.Kind() != unix.S_IFREG {
 			continue
 		}
 		switch {
 		case e == "METADATA" && strings.HasSuffix(name, ".dist-info"), e == "PKG-INFO" && strings.HasSuffix(name, ".egg-info"),
 			strings.HasSuffix(e, ".egg-info"):
-			c.opened++
+			c.count(child)
 			c.python(opened(child, maxMetadata))
 		case e == "package.json" && (parent == "node_modules" || strings.HasPrefix(parent, "@")):
-			c.opened++
+			c.count(child)
 			c.node(opened(child, maxMetadata))
 		}
 	}
+}
+
+func (c *collector) count(n *erofs.Node) {
+	c.opened++
+	c.read += min(n.Size, maxMetadata)
 }
 
 // python reads the metadata of a Python package, which begins like a mail.

@@ -28,6 +28,11 @@ func (t *Tree) resolve(path string, follow, create bool) (dir trail, name string
 	dir = trail{t.root}
 	rest, links := path, 0
 	for {
+		// A million entries, each below forty links with a thousand parts, would take
+		// hours.
+		if t.steps++; t.steps > maxSteps {
+			return nil, "", nil, fmt.Errorf("%w: its names have over %d parts in all", ErrInvalid, maxSteps)
+		}
 		rest = strings.TrimLeft(rest, "/")
 		if rest == "" {
 			return dir, "", dir.last(), nil

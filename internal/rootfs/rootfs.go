@@ -58,6 +58,7 @@ const (
 	maxTarget = 4000      // bytes of the target of a symbolic link, which an image can hold
 	maxText   = 256 << 20 // bytes of all names and targets of a tree
 	maxLinks  = 40        // symbolic links in one path, as Linux has it
+	maxSteps  = 1 << 25   // parts of names that are looked up for one layer: a second
 )
 
 // GuestPath is where the guest's program is mounted in each sandbox. Each image has an
@@ -73,6 +74,7 @@ type Tree struct {
 	bytes   int64  // put in so far: of contents
 	entries int    // files and directories
 	text    int64  // bytes of names and targets
+	steps   int64  // parts of names looked up since the last layer began
 }
 
 // New returns a tree that is an empty directory of root.

@@ -363,3 +363,21 @@ func content(t testing.TB, path string) []byte {
 	}
 	return b
 }
+
+// TestLayersCannotTakeTheProcessorForLong: each entry is below links that lead to each
+// other in long ways.
+func TestLayersCannotTakeTheProcessorForLong(t *testing.T) {
+	list := []entry{file(strings.Repeat("d/", 250)+"x", "")}
+	for i := range 35 {
+		list = append(list, link(fmt.Sprint("l", i), fmt.Sprint(strings.Repeat("d/", 250), strings.Repeat("../", 250), strings.Repeat("./", 1000), "l", i+1)))
+	}
+	list = append(list, link("l35", "."))
+	for i := range 20_000 {
+		list = append(list, file(fmt.Sprint("l0/f", i), ""))
+	}
+	tree := rootfs.New()
+	defer tree.Close()
+	if err := apply(t, tree, list...); !errors.Is(err, rootfs.ErrInvalid) || !strings.Contains(err.Error(), "parts in all") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -63,7 +63,8 @@ func (t *Tree) untrace(below *Tree) error {
 		if err != nil {
 			continue
 		}
-		for name := range n.Entries {
+		names := sortedNames(n)
+		for _, name := range names[:min(len(names), 32)] { // as the guest does
 			stores = append(stores, dir+"/"+name+"/lib/security/cacerts", dir+"/"+name+"/jre/lib/security/cacerts")
 		}
 	}
@@ -139,14 +140,14 @@ func withoutTrust(b []byte) ([]byte, bool) {
 		if !begins {
 			return []byte(kept.String()), found
 		}
-		_, after, ends := strings.Cut(part, trustEnd)
-		if !ends || len(part)-len(after)+len(trustBegin) > trustSize { // not the guest's
+		// Without a bound the search would be quadratic in what the agent wrote.
+		rest = part
+		end := strings.Index(part[:min(len(part), trustSize-len(trustBegin))], trustEnd)
+		if end < 0 { // not the guest's
 			kept.WriteString(trustBegin)
-			after = part
-		} else {
-			found = true
+			continue
 		}
-		rest = after
+		found, rest = true, part[end+len(trustEnd):]
 	}
 }
 
