@@ -117,7 +117,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if d.authority, err = inspect.NewAuthority(key); err != nil {
 		return err
 	}
-	if d.wall, err = d.newWall(); err != nil {
+	if d.wall, err = d.newWall(lis); err != nil {
 		return err
 	}
 	d.connections.Watch(d.wall.Projects, d.wall.Recheck)

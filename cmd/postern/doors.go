@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"os/user"
 	"strconv"
 	"time"
@@ -90,7 +92,28 @@ hosts are names or *.names. Without methods and paths every connection to them i
 scope is sandbox (this one) or project. Ask for as little as you need, once: a person reads it and may narrow it.
 `
 
-func (d *daemon) newWall() (*egress.Wall, error) {
+// publicPorts returns the TCP ports at which this server serves everybody: TLS if it has
+// it, else HTTP, and those of its public URLs. The door for this machine alone is none.
+func (d *daemon) publicPorts(lis *listeners) (out []uint16) {
+	door := lis.tls
+	if door == nil {
+		door = lis.web
+	}
+	if a, err := netip.ParseAddrPort(door.Addr().String()); err == nil && !a.Addr().Unmap().IsLoopback() {
+		out = append(out, a.Port())
+	}
+	if d.conf.HTTPS && d.conf.Domain != "" {
+		out = append(out, 443) // a proxy before this server
+	}
+	if u, err := url.Parse(d.conf.PublicURL); err == nil && u.Scheme == "https" {
+		if n, err := strconv.ParseUint(cmp.Or(u.Port(), "443"), 10, 16); err == nil {
+			out = append(out, uint16(n))
+		}
+	}
+	return out
+}
+
+func (d *daemon) newWall(lis *listeners) (*egress.Wall, error) {
 	var resolver netip.AddrPort
 	if addr := d.conf.sandboxDNS(); addr != "" {
 		var err error
@@ -105,7 +128,7 @@ func (d *daemon) newWall() (*egress.Wall, error) {
 	_, builds := d.conf.build(d.conf.ceiling())
 	return egress.New(d.log, egress.Config{
 		Ceiling: d.conf.ceiling(), Builds: builds, Resolver: resolver, Record: d.note, Inner: d.inner, SMTP: d.smtp.ServeConn, Permit: d.connections, ProxyKey: d.proxyKey, Grants: d.permits,
-		Inspect: inspector,
+		Inspect: inspector, OwnPorts: d.publicPorts(lis),
 	})
 }
 

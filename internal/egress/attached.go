@@ -253,7 +253,7 @@ func (a *attached) refuse(ctx context.Context, proto string, dst netip.AddrPort,
 // connection describes a connection to dst for policy, with the names that are
 // known for it.
 func (a *attached) connection(dst netip.AddrPort, names []string) policy.Connection {
-	return policy.Connection{Addr: dst, Names: names, Own: a.w.isOwn(dst.Addr())}
+	return policy.Connection{Addr: dst, Names: names, Own: a.w.closedOwn(dst)}
 }
 
 // open registers a flow before it is dialled, so that update finds it. It returns

@@ -75,6 +75,10 @@ type Config struct {
 	// front of a NAT. Addresses of interfaces are known. Sandboxes may connect to
 	// none of them.
 	Own []netip.Addr
+	// OwnPorts are the TCP ports at which this machine serves everybody: those of the
+	// server's own public URLs. At them its public addresses are like others. Its
+	// private ones stay closed.
+	OwnPorts []uint16
 	// Dial connects to allowed destinations; network is "tcp". Nil: net.Dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Record writes an event to the record. It is called before a refusal is
@@ -418,6 +422,15 @@ func (w *Wall) find(id string) (*attached, error) {
 		return a, nil
 	}
 	return nil, fmt.Errorf("link of %s: %w", id, sandbox.ErrNotFound)
+}
+
+// closedOwn reports whether dst is an address of this machine and none of OwnPorts. Port
+// 0 means any port: the address is only looked up.
+func (w *Wall) closedOwn(dst netip.AddrPort) bool {
+	if dst.Port() == 0 && len(w.cfg.OwnPorts) > 0 || dst.Port() != 0 && slices.Contains(w.cfg.OwnPorts, dst.Port()) {
+		return false
+	}
+	return w.isOwn(dst.Addr())
 }
 
 // isOwn reports whether a is an address of this machine. The addresses are read

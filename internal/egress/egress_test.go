@@ -405,6 +405,34 @@ func TestRefusesAtOnceAndRecords(t *testing.T) {
 	}
 }
 
+// TestOwnPublicURLsAreReached: what the server serves everybody at its public address it
+// serves sandboxes as well, and nothing else at that address.
+func TestOwnPublicURLsAreReached(t *testing.T) {
+	own := netip.MustParseAddr("198.51.45.7")
+	w := newWorld(t, func(c *Config) {
+		open(c)
+		c.Own, c.OwnPorts = []netip.Addr{own, netip.MustParseAddr("192.168.7.7")}, []uint16{443}
+	})
+	w.at(own.String()+":443", echo)
+	w.at(own.String()+":3000", echo)
+	w.says("boxes.test", own.String())
+	b := w.box("i1", policy.Egress{Internet: true})
+	b.mustDial(own.String() + ":443").Close()
+	if m, err := b.ask("10.0.0.1:53", "boxes.test.", dnsmessage.TypeA); err != nil || !slices.Equal(addrsOf(m), []string{own.String()}) {
+		t.Errorf("its name is %v, %v, want %v", addrsOf(m), err, own)
+	}
+	for _, to := range []string{own.String() + ":3000", own.String() + ":22", "192.168.7.7:443", "127.0.0.1:443"} {
+		if c, err := b.dial(to); err == nil {
+			c.Close()
+			t.Errorf("connected to %s", to)
+		}
+	}
+	if c, err := w.box("i2", policy.Egress{}).dial(own.String() + ":443"); err == nil {
+		c.Close()
+		t.Error("connected without access to the Internet")
+	}
+}
+
 func TestConnectsWhereAllowed(t *testing.T) {
 	w := newWorld(t, open)
 	w.at(site+":7", echo)
