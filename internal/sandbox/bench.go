@@ -87,8 +87,7 @@ const (
 	// benchHost is the host name of benches. It is the same for all, since steps may
 	// write it into files.
 	benchHost = "build"
-	// largestStepFile is the largest file, in mebibytes, that a layer can hold, if
-	// nothing else needs the memory of the bench's kernel.
+	// largestStepFile is the largest file, in mebibytes, that a step can write.
 	largestStepFile = 2048
 	// layerOverhead is how many bytes a layer may have in addition to the disk: names,
 	// and what the archive adds to each.
@@ -252,6 +251,9 @@ func (b *Bench) ask(ctx context.Context, path string, query url.Values, body io.
 	case http.StatusInsufficientStorage:
 		return nil, fmt.Errorf("%w: the disk is full: the steps of a build may write %d MiB together", ErrInvalid, b.info.DiskMB)
 	case http.StatusBadRequest, http.StatusNotFound, http.StatusForbidden:
+		if message == ErrNoShell.Error() {
+			return nil, ErrNoShell
+		}
 		return nil, fmt.Errorf("%w: %s", ErrInvalid, message)
 	}
 	return nil, fmt.Errorf("the guest answers %d: %s", resp.StatusCode, message)

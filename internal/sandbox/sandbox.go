@@ -92,8 +92,12 @@ type Spec struct {
 	// sandbox that boots may have any mounts.
 	Mounts []Mount
 
-	// LargestMB is the size, in mebibytes, of the largest file that WriteLayer must be able
-	// to read, see [Layerer]. The kernel of the sandbox gets so much memory in addition.
+	// LargestMB is the size, in mebibytes, of the largest file that may be written, so that
+	// WriteLayer can read it, see [Layerer]. The kernel of the sandbox may use twice as
+	// much memory in addition: it reads into garbage-collected memory. 0 means that the
+	// disk is the only limit.
+	//
+	// The attack: a file of holes takes no disk, but its kernel reads it as a whole.
 	LargestMB int64
 
 	// Env is the environment of the guest. It must not hold secrets, since

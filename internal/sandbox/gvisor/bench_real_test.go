@@ -213,7 +213,9 @@ func TestBenchesRunStepsInAnyImage(t *testing.T) {
 	t.Logf("open: %v", time.Since(begin))
 	defer b.Close()
 	run := func(c sandbox.Command) (code int, out []string, err error) {
+		begin := time.Now()
 		code, err = b.Run(ctx, c, func(stream, line string) { out = append(out, stream+": "+line) })
+		t.Logf("%q: %v", c.Args, time.Since(begin))
 		return code, out, err
 	}
 
@@ -305,6 +307,13 @@ func TestBenchesRunStepsInAnyImage(t *testing.T) {
 				t.Errorf("the layer has %s", name)
 			}
 		}
+	}
+	// A file of holes takes no disk, and would take all memory of the sandbox's kernel.
+	if code, _, err := run(sandbox.Command{Args: []string{"tool", "truncate", "/srv/holes", "500000000000"}}); err != nil || code != 1 {
+		t.Errorf("a file of 500 GB: %d, %v", code, err)
+	}
+	if code, _, err := run(sandbox.Command{Args: []string{"/bin/bash", "-c", "true"}}); !errors.Is(err, sandbox.ErrNoShell) {
+		t.Errorf("a shell: %d, %v", code, err)
 	}
 	// A process that a step leaves must not live on, nor keep the step from ending.
 	begin = time.Now()

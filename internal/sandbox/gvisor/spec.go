@@ -135,7 +135,7 @@ func checkDestination(d string) error {
 // that a compromised sentry uses up the machine: the sandbox's own limit is
 // enforced inside, see rlimits.
 func hostLimits(s sandbox.Spec) limits {
-	return limits{memory: (s.MemoryMB + s.LargestMB + overheadMB(s.Processes)) << 20, pids: 256 + 4*s.Processes}
+	return limits{memory: (s.MemoryMB + 2*s.LargestMB + overheadMB(s.Processes)) << 20, pids: 256 + 4*s.Processes}
 }
 
 // ociSpec returns the specification for the sentry and the gofer. The sandbox's
@@ -200,11 +200,15 @@ func ociSpec(s sandbox.Spec, rootfs, dir string) *specs.Spec {
 // the sandbox.
 func rlimits(s sandbox.Spec) []specs.POSIXRlimit {
 	n := uint64(s.Processes)
-	return []specs.POSIXRlimit{
+	limits := []specs.POSIXRlimit{
 		{Type: "RLIMIT_NPROC", Soft: n, Hard: n},
 		{Type: "RLIMIT_NOFILE", Soft: 1 << 16, Hard: 1 << 16},
 		{Type: "RLIMIT_CORE", Soft: 0, Hard: 0},
 	}
+	if size := uint64(s.LargestMB) << 20; size > 0 {
+		limits = append(limits, specs.POSIXRlimit{Type: "RLIMIT_FSIZE", Soft: size, Hard: size})
+	}
+	return limits
 }
 
 // flags returns gVisor's configuration for one sandbox.

@@ -82,6 +82,13 @@ func do(cmd string, args []string) error {
 	case "sleep":
 		d, _ := time.ParseDuration(args[0])
 		time.Sleep(d)
+	case "truncate":
+		size, _ := strconv.ParseInt(args[1], 10, 64)
+		f, err := os.Create(args[0])
+		if err != nil {
+			return err
+		}
+		return f.Truncate(size)
 	case "leave": // a process that has the output open
 		c := exec.Command("/proc/self/exe", "sleep", args[0])
 		c.Stdout, c.SysProcAttr = os.Stdout, &syscall.SysProcAttr{Setsid: true}
