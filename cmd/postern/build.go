@@ -283,7 +283,7 @@ func (d *daemon) buildWeb(lis *listeners) (err error) {
 // base says what a template gives to its sandboxes.
 func (d *daemon) base(templates *template.Cache) func(context.Context, string) (sandbox.Base, error) {
 	return func(ctx context.Context, id string) (sandbox.Base, error) {
-		if _, ok := build.BuildOf(id); ok {
+		if _, ok := build.ParseSandboxID(id); ok {
 			return d.builds.Base(ctx, id)
 		}
 		t, err := templates.ByID(ctx, id)

@@ -264,7 +264,7 @@ func scanEntry(row func(...any) error) (e Entry, err error) {
 // [sandbox.ErrNotFound]. It does not check who asks: only [Service.Resolve] hands out
 // these IDs.
 func (s *Service) Base(ctx context.Context, id string) (sandbox.Base, error) {
-	build, ok := BuildOf(id)
+	build, ok := ParseSandboxID(id)
 	if !ok {
 		return sandbox.Base{}, fmt.Errorf("template %.64q: %w", id, sandbox.ErrNotFound)
 	}

@@ -212,7 +212,7 @@ func (e *engine) fromOwn(ctx context.Context, id string) error {
 
 // fromBuild begins from a finished build.
 func (e *engine) fromBuild(ctx context.Context, id string) error {
-	build, _ := BuildOf(id)
+	build, _ := ParseSandboxID(id)
 	b, err := e.s.readBuild(ctx, build)
 	if err != nil {
 		return err
@@ -369,17 +369,32 @@ func checkEnv(env map[string]string) error {
 	return nil
 }
 
+// A pull makes one image in from. Others that want the same image wait for it.
+type pull struct {
+	sync.Mutex
+
+	users int // guarded by Service.mu
+}
+
 // lockPull makes one build at a time make the image with a key.
 func (s *Service) lockPull(key string) (unlock func()) {
 	s.mu.Lock()
-	m := s.pulls[key]
-	if m == nil {
-		m = &sync.Mutex{}
-		s.pulls[key] = m
+	p := s.pulls[key]
+	if p == nil {
+		p = &pull{}
+		s.pulls[key] = p
 	}
+	p.users++
 	s.mu.Unlock()
-	m.Lock()
-	return m.Unlock
+	p.Lock()
+	return func() {
+		p.Unlock()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if p.users--; p.users == 0 {
+			delete(s.pulls, key)
+		}
+	}
 }
 
 // tree returns the tree of what the build began from and the layers so far. The caller
@@ -467,6 +482,11 @@ func (e *engine) finish(ctx context.Context) error {
 	id := SandboxID(b.ID)
 	if err := s.machine.MakeTemplateSnapshot(ctx, id, func(line string) { e.j.journal.add("info", finalize, line) }); err != nil {
 		return err
+	}
+	// Before the state: a client stops reading the log when the build has ended.
+	e.j.journal.add("info", "", fmt.Sprintf("Build finished, took %s", time.Since(e.j.begin).Truncate(time.Second)))
+	if err := e.j.journal.flush(ctx); err != nil {
+		return errors.Join(err, s.machine.DropTemplateSnapshot(context.WithoutCancel(ctx), id))
 	}
 	if err := s.recordReady(ctx, e); err != nil {
 		return errors.Join(err, s.machine.DropTemplateSnapshot(context.WithoutCancel(ctx), id))

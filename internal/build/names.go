@@ -57,7 +57,7 @@ func parseName(s string) (n name, err error) {
 func parseTag(s string) (string, error) {
 	s = strings.ToLower(strings.TrimSpace(s))
 	if s == "" || len(s) > maxTag || strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
-		return "", fmt.Errorf("%w: tag: %.200q: want 1 to %d letters, digits, -, _ and .", ErrInvalid, s, maxTag)
+		return "", fmt.Errorf("%w: tag: %.200q: want 1 to %d letters, digits and any of ._-", ErrInvalid, s, maxTag)
 	}
 	return s, nil
 }
@@ -115,9 +115,9 @@ const templatePrefix = "b"
 // SandboxID returns the ID by which sandboxes know a build.
 func SandboxID(build string) string { return templatePrefix + strings.ReplaceAll(build, "-", "") }
 
-// BuildOf returns the build that sandboxes know as id. It reports false for every other
+// ParseSandboxID returns the build that sandboxes know as id. It reports false for every other
 // ID, such as those of the server's own templates.
-func BuildOf(id string) (build string, ok bool) {
+func ParseSandboxID(id string) (build string, ok bool) {
 	h, ok := strings.CutPrefix(id, templatePrefix)
 	if !ok || !isHex(h, 32) {
 		return "", false

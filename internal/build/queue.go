@@ -27,6 +27,7 @@ type job struct {
 	t       Template
 	b       Build
 	journal *journal
+	begin   time.Time // when it left the queue
 
 	ctx    context.Context //nolint:containedctx // of this one build, which outlives the request that started it
 	cancel context.CancelCauseFunc
@@ -113,7 +114,7 @@ func (s *Service) Run(ctx context.Context) error {
 	running.Go(func() { s.runSweep(ctx) })
 	for ctx.Err() == nil {
 		for _, j := range s.take() {
-			running.Go(func() { s.run(j) })
+			running.Go(func() { s.run(j) }) //nolint:contextcheck // a build has a context of its own, which enqueue made
 		}
 		select {
 		case <-ctx.Done():
@@ -167,17 +168,14 @@ func (s *Service) run(j *job) {
 	logging, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	go j.journal.run(logging)
-	begin := time.Now()
+	j.begin = time.Now()
 	j.journal.add("info", "", fmt.Sprintf("Building template %s/%s", j.t.ID, j.b.ID))
 	err := ctx.Err()
 	if err == nil {
 		err = s.build(ctx, j)
 	}
-	if err == nil {
-		j.journal.add("info", "", fmt.Sprintf("Build finished, took %s", time.Since(begin).Truncate(time.Second)))
-	} else if why := context.Cause(ctx); why != nil {
-		var se *stepError
-		if errors.As(err, &se) {
+	if why := context.Cause(ctx); err != nil && why != nil {
+		if se, ok := errors.AsType[*stepError](err); ok {
 			why = &stepError{step: se.step, err: why}
 		}
 		err = why
@@ -213,8 +211,7 @@ func (s *Service) finish(ctx context.Context, j *job, err error) {
 		return
 	}
 	f := Failure{Message: j.journal.scrub(err.Error(), 4<<10)}
-	var se *stepError
-	if errors.As(err, &se) {
+	if se, ok := errors.AsType[*stepError](err); ok {
 		f.Step = se.step
 		f.Entries = j.journal.tail(se.step)
 	}

@@ -108,14 +108,14 @@ type Service struct {
 	files sync.RWMutex
 
 	mu        sync.Mutex
-	queue     []*job                 // guarded by mu
-	jobs      map[string]*job        // by build: those in the queue and those that run; guarded by mu
-	closed    bool                   // Run has ended; guarded by mu
-	uploads   int                    // that are being received; guarded by mu
-	uploading map[string]int64       // bytes of them, by project; guarded by mu
-	wake      chan struct{}          // holds an element when the queue has changed
-	sweeps    chan struct{}          // holds an element when a sweep is due
-	pulls     map[string]*sync.Mutex // by key of an image in from: one makes it; guarded by mu
+	queue     []*job           // guarded by mu
+	jobs      map[string]*job  // by build: those in the queue and those that run; guarded by mu
+	closed    bool             // Run has ended; guarded by mu
+	uploads   int              // that are being received; guarded by mu
+	uploading map[string]int64 // bytes of them, by project; guarded by mu
+	wake      chan struct{}    // holds an element when the queue has changed
+	sweeps    chan struct{}    // holds an element when a sweep is due
+	pulls     map[string]*pull // by key of an image in from: one makes it; guarded by mu
 }
 
 // New returns a service. It starts nothing. Images may be nil: then every image is
@@ -156,7 +156,7 @@ func New(log *slog.Logger, db *store.DB, machine Machine, own Own, images Puller
 	}
 	return &Service{
 		log: log, db: db, machine: machine, own: own, images: images, conf: conf,
-		jobs: map[string]*job{}, wake: make(chan struct{}, 1), pulls: map[string]*sync.Mutex{},
+		jobs: map[string]*job{}, wake: make(chan struct{}, 1), pulls: map[string]*pull{},
 		sweeps: make(chan struct{}, 1), uploading: map[string]int64{},
 	}, nil
 }

@@ -414,7 +414,7 @@ func tagged(ctx context.Context, tx *store.Tx, t Template, tag string) (Build, e
 // Spawned counts a sandbox that was started from the template with an ID of sandboxes. It
 // does nothing for the server's own templates.
 func (s *Service) Spawned(ctx context.Context, id string) error {
-	build, ok := BuildOf(id)
+	build, ok := ParseSandboxID(id)
 	if !ok {
 		return nil
 	}
