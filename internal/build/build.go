@@ -53,6 +53,7 @@ import (
 	"time"
 
 	"postern/internal/registry"
+	"postern/internal/sandbox"
 )
 
 // The errors of this package. The texts name the field, the limit and the next step.
@@ -132,10 +133,10 @@ type Result struct {
 	Dir      string            `json:"dir,omitempty"` // empty means the user's home
 	StartCmd string            `json:"start_cmd,omitempty"`
 	ReadyCmd string            `json:"ready_cmd,omitempty"`
-	Services string            `json:"services,omitempty"` // ID of the server's template whose services it has; empty means none
-	Source   string            `json:"source,omitempty"`   // digest of the OCI image's manifest; empty if it began from a template
-	Layers   []string          `json:"layers,omitempty"`   // digests of the layers of its steps
-	Bytes    int64             `json:"bytes"`              // size of the image
+	Probes   []sandbox.Probe   `json:"probes,omitempty"` // of services that it has from a template of the server
+	Source   string            `json:"source,omitempty"` // digest of the OCI image's manifest; empty if it began from a template
+	Layers   []string          `json:"layers,omitempty"` // digests of the layers of its steps
+	Bytes    int64             `json:"bytes"`            // size of the image
 }
 
 // A Definition says what a template is made of.

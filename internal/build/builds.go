@@ -292,19 +292,14 @@ func (s *Service) base(ctx context.Context, b Build) (sandbox.Base, error) {
 		return sandbox.Base{}, err
 	}
 	r := b.Result
-	out := sandbox.Base{
+	return sandbox.Base{
 		Rootfs: filepath.Join(s.conf.Dir, emptyDir), Image: sandbox.Image{Root: s.imagePath(b.Image), Guest: guest.GuestImage},
 		// The image's digest does not tell environment, user and commands.
 		Key:  b.ID + " " + s.own.GuestDigest() + " " + b.Image,
 		CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB,
 		Env: r.Env, User: r.User, Dir: r.Dir, StartCmd: r.StartCmd, ReadyCmd: r.ReadyCmd,
-	}
-	if r.Services != "" {
-		if t, err := s.own.ByID(ctx, r.Services); err == nil && t.Ready != nil {
-			out.Probes = []sandbox.Probe{{Port: t.Ready.Port, Path: t.Ready.Path}}
-		}
-	}
-	return out, nil
+		Probes: r.Probes,
+	}, nil
 }
 
 func (s *Service) imagePath(digest string) string {

@@ -173,16 +173,19 @@ func (e *engine) base(ctx context.Context) error {
 
 // fromTemplate begins from a template of the server, of the project or a published one.
 func (e *engine) fromTemplate(ctx context.Context, d Definition) error {
-	r, err := e.s.Resolve(ctx, e.j.who, d.FromTemplate)
-	if err != nil {
-		return err
-	}
-	if r.Template == nil {
-		if err := e.fromOwn(ctx, r.ID); err != nil {
+	name, _ := strings.CutSuffix(strings.ToLower(d.FromTemplate), ":"+defaultTag)
+	if _, err := e.s.own.Lookup(name); err == nil {
+		if err := e.fromOwn(ctx, name); err != nil {
 			return err
 		}
-	} else if err := e.fromBuild(ctx, r.ID); err != nil {
-		return err
+	} else {
+		r, err := e.s.Resolve(ctx, e.j.who, d.FromTemplate)
+		if err != nil {
+			return err
+		}
+		if err := e.fromBuild(ctx, r.ID); err != nil {
+			return err
+		}
 	}
 	env, err := json.Marshal(e.state.env)
 	if err != nil {
@@ -193,19 +196,23 @@ func (e *engine) fromTemplate(ctx context.Context, d Definition) error {
 	return nil
 }
 
-// fromOwn begins from a template of the server.
-func (e *engine) fromOwn(ctx context.Context, id string) error {
-	t, err := e.s.own.ByID(ctx, id)
+// fromOwn begins from a template of the server. It is built first if it is not there.
+func (e *engine) fromOwn(ctx context.Context, name string) error {
+	ts, err := e.s.own.Build(ctx, name)
 	if err != nil {
 		return err
 	}
+	if len(ts) != 1 {
+		return fmt.Errorf("template %s: got %d", name, len(ts))
+	}
+	t := ts[0]
 	if t.RootImage == "" {
 		return userError("template %s has no image on this server, from which others could be made; ask the operator to run \"postern template build\"", t.Name)
 	}
 	e.from, e.own = t.RootImage, true
 	e.parent = strings.TrimSuffix(strings.TrimPrefix(filepath.Base(t.RootImage), "root-"), ".erofs")
 	if t.Ready != nil {
-		e.result.Services = t.ID
+		e.result.Probes = []sandbox.Probe{{Port: t.Ready.Port, Path: t.Ready.Path}}
 	}
 	return nil
 }
@@ -222,7 +229,7 @@ func (e *engine) fromBuild(ctx context.Context, id string) error {
 	}
 	r := b.Result
 	e.from, e.digest, e.parent = e.s.imagePath(b.Image), b.Image, b.Image
-	e.result.Services, e.result.StartCmd, e.result.ReadyCmd = r.Services, r.StartCmd, r.ReadyCmd
+	e.result.Probes, e.result.StartCmd, e.result.ReadyCmd = r.Probes, r.StartCmd, r.ReadyCmd
 	e.state.env, e.state.dir = maps.Clone(r.Env), r.Dir
 	if e.state.env == nil {
 		e.state.env = map[string]string{}

@@ -239,11 +239,15 @@ func (o *own) Resolve(_ context.Context, name string) (template.Template, error)
 	return o.t, nil
 }
 
-func (o *own) ByID(_ context.Context, id string) (template.Template, error) {
-	if id != o.t.ID {
-		return template.Template{}, template.ErrNotFound
+func (o *own) Lookup(name string) (string, error) {
+	if name != "base" {
+		return "", template.ErrNotFound
 	}
-	return o.t, nil
+	return o.t.ID, nil
+}
+
+func (o *own) Build(context.Context, ...string) ([]template.Template, error) {
+	return []template.Template{o.t}, nil
 }
 
 func (o *own) Base(context.Context) (template.Template, error) { return o.t, nil }

@@ -46,8 +46,11 @@ type Own interface {
 	// Resolve returns the template with a client's name for it. Its error wraps
 	// [template.ErrNotFound] if there is none.
 	Resolve(ctx context.Context, name string) (template.Template, error)
-	// ByID returns a template by its ID, with the same error.
-	ByID(ctx context.Context, id string) (template.Template, error)
+	// Lookup returns the ID of the template with a name, with the same error. It is not
+	// built.
+	Lookup(name string) (id string, err error)
+	// Build returns the templates with these names. It builds those that are missing.
+	Build(ctx context.Context, names ...string) ([]template.Template, error)
 	// Base returns the base template, with the guest of this program.
 	Base(ctx context.Context) (template.Template, error)
 	// GuestDigest changes with the guest.

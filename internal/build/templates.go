@@ -39,7 +39,7 @@ func (s *Service) Create(ctx context.Context, who auth.Principal, r Request) (Te
 	if err := s.checkSize(r); err != nil {
 		return Template{}, Build{}, err
 	}
-	if err := s.checkFree(ctx, n.base); err != nil {
+	if err := s.checkFree(n.base); err != nil {
 		return Template{}, Build{}, err
 	}
 	now := time.Now().UTC().Truncate(time.Microsecond)
@@ -131,13 +131,9 @@ func (s *Service) checkSize(r Request) error {
 }
 
 // checkFree returns an error if a name is one of the server's own.
-func (s *Service) checkFree(ctx context.Context, base string) error {
-	taken := slices.Contains(reserved[:], base) // first: Resolve would begin to build it
-	var err error
-	if !taken {
-		_, err = s.own.Resolve(ctx, base)
-	}
-	if taken || err == nil {
+func (s *Service) checkFree(base string) error {
+	_, err := s.own.Lookup(base)
+	if err == nil || slices.Contains(reserved[:], base) {
 		return fmt.Errorf("%w: name: %q is a template of the server; choose another name", ErrInvalid, base)
 	}
 	if !errors.Is(err, template.ErrNotFound) {
