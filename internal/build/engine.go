@@ -484,19 +484,42 @@ func (e *engine) finish(ctx context.Context) error {
 	if err := e.publishImage(ctx); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.conf.SnapshotTimeout)
-	defer cancel()
 	id := SandboxID(b.ID)
-	if err := s.machine.MakeTemplateSnapshot(ctx, id, func(line string) { e.j.journal.add("info", finalize, line) }); err != nil {
+	if err := e.snapshot(ctx, id); err != nil {
 		return err
 	}
 	// Before the state: a client stops reading the log when the build has ended.
 	e.j.journal.add("info", "", fmt.Sprintf("Build finished, took %s", time.Since(e.j.begin).Truncate(time.Second)))
 	if err := e.j.journal.flush(ctx); err != nil {
-		return errors.Join(err, s.machine.DropTemplateSnapshot(context.WithoutCancel(ctx), id))
+		return errors.Join(err, s.machine.ForgetTemplate(context.WithoutCancel(ctx), id))
 	}
 	if err := s.recordReady(ctx, e); err != nil {
-		return errors.Join(err, s.machine.DropTemplateSnapshot(context.WithoutCancel(ctx), id))
+		return errors.Join(err, s.machine.ForgetTemplate(context.WithoutCancel(ctx), id))
+	}
+	return nil
+}
+
+// snapshot makes the memory snapshot, with the start command running.
+func (e *engine) snapshot(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, e.s.conf.SnapshotTimeout, errTimeout)
+	defer cancel()
+	say := func(line string) { e.j.journal.add("info", finalize, line) }
+	r := e.result
+	if r.StartCmd != "" {
+		say("Running start command: " + r.StartCmd)
+	}
+	if r.ReadyCmd != "" {
+		say("Waiting for template to be ready: " + r.ReadyCmd)
+	}
+	err := e.s.machine.MakeTemplateSnapshot(ctx, id, func(line string) { say("[start] [stdout]: " + line) })
+	if se, ok := errors.AsType[*sandbox.StartError](err); ok {
+		return userError("%s", se.Reason)
+	}
+	if err != nil {
+		return err
+	}
+	if r.StartCmd != "" || r.ReadyCmd != "" {
+		say("Template is ready")
 	}
 	return nil
 }

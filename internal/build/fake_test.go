@@ -70,7 +70,7 @@ func (m *machine) MakeTemplateSnapshot(ctx context.Context, t string, output fun
 	return f(ctx, output)
 }
 
-func (m *machine) DropTemplateSnapshot(context.Context, string) error { return nil }
+func (m *machine) ForgetTemplate(context.Context, string) error { return nil }
 
 // commands returns what was run since the last call.
 func (m *machine) commands() []string {

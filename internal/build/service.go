@@ -25,8 +25,8 @@ type Machine interface {
 	// MakeTemplateSnapshot boots a sandbox of the template, runs its start command,
 	// waits until it is ready, and saves it. Output gets the lines of both commands.
 	MakeTemplateSnapshot(ctx context.Context, template string, output func(line string)) error
-	// DropTemplateSnapshot removes what MakeTemplateSnapshot saved, if anything.
-	DropTemplateSnapshot(ctx context.Context, template string) error
+	// ForgetTemplate removes what MakeTemplateSnapshot saved, if anything.
+	ForgetTemplate(ctx context.Context, template string) error
 }
 
 var _ Bench = (*sandbox.Bench)(nil)
@@ -191,23 +191,15 @@ func mayManage(who auth.Principal) error {
 }
 
 // onFleet is a [Machine] over sandboxes of this server.
-type onFleet struct{ fleet *sandbox.Fleet }
+type onFleet struct{ *sandbox.Fleet }
 
 // OnFleet returns the machine whose benches are f's.
 func OnFleet(f *sandbox.Fleet) Machine { return onFleet{f} }
 
 func (m onFleet) OpenBench(ctx context.Context, who auth.Principal, r sandbox.BenchRequest) (Bench, error) {
-	b, err := m.fleet.OpenBench(ctx, who, r)
+	b, err := m.Fleet.OpenBench(ctx, who, r)
 	if err != nil {
 		return nil, err
 	}
 	return b, nil
 }
-
-func (m onFleet) MakeTemplateSnapshot(ctx context.Context, template string, output func(line string)) error {
-	return m.fleet.MakeTemplateSnapshot(ctx, template, output)
-}
-
-// DropTemplateSnapshot leaves it to the fleet, which removes snapshots of templates that
-// have gone.
-func (m onFleet) DropTemplateSnapshot(context.Context, string) error { return nil }

@@ -149,7 +149,7 @@ func (s *Service) dropBuild(ctx context.Context, b Build) error {
 		return err
 	})
 	if err == nil && b.State == Ready {
-		err = s.machine.DropTemplateSnapshot(ctx, SandboxID(b.ID))
+		err = s.machine.ForgetTemplate(ctx, SandboxID(b.ID))
 	}
 	return err
 }

@@ -332,7 +332,7 @@ func (s *Service) Delete(ctx context.Context, who auth.Principal, nameOrID strin
 		return fmt.Errorf("delete template: %w", err)
 	}
 	for _, b := range gone {
-		if err := s.machine.DropTemplateSnapshot(ctx, SandboxID(b)); err != nil {
+		if err := s.machine.ForgetTemplate(ctx, SandboxID(b)); err != nil {
 			s.log.WarnContext(ctx, "remove snapshot of a deleted template", "build", b, "err", err)
 		}
 	}
