@@ -131,7 +131,7 @@ func wrapStep(step string, err error) error {
 	return &stepError{step: step, err: err}
 }
 
-// close ends the bench and removes temporary files.
+// close ends the bench and removes temporary files. Closing again does nothing.
 func (e *engine) close() error {
 	var errs []error
 	if e.bench != nil {
@@ -143,6 +143,7 @@ func (e *engine) close() error {
 	if e.before != nil {
 		errs = append(errs, e.before.Close())
 	}
+	e.bench, e.below, e.before = nil, nil, nil
 	return errors.Join(append(errs, os.RemoveAll(e.dir))...)
 }
 
@@ -482,6 +483,9 @@ func (e *engine) finish(ctx context.Context) error {
 	}
 	e.result.Env, e.result.User, e.result.Dir, e.result.Layers = e.state.env, e.state.user, e.state.dir, e.layers
 	if err := e.publishImage(ctx); err != nil {
+		return err
+	}
+	if err := e.close(); err != nil {
 		return err
 	}
 	id := SandboxID(b.ID)

@@ -37,7 +37,7 @@ func (noMachine) OpenBench(context.Context, auth.Principal, sandbox.BenchRequest
 func (noMachine) MakeTemplateSnapshot(context.Context, string, func(string)) error {
 	return sandbox.ErrFull
 }
-func (noMachine) DropTemplateSnapshot(context.Context, string) error { return nil }
+func (noMachine) ForgetTemplate(context.Context, string) error { return nil }
 
 // ownBase has one template, "base".
 type ownBase struct{}
