@@ -49,8 +49,14 @@ func (ownBase) Resolve(_ context.Context, name string) (template.Template, error
 	return ownBase{}.Base(context.Background())
 }
 
-func (ownBase) ByID(ctx context.Context, id string) (template.Template, error) {
-	return ownBase{}.Resolve(ctx, strings.TrimSuffix(id, "-0123456789abcdef"))
+func (ownBase) Lookup(name string) (string, error) {
+	t, err := ownBase{}.Resolve(context.Background(), name)
+	return t.ID, err
+}
+
+func (ownBase) Build(ctx context.Context, names ...string) ([]template.Template, error) {
+	t, err := ownBase{}.Resolve(ctx, names[0])
+	return []template.Template{t}, err
 }
 
 func (ownBase) Base(context.Context) (template.Template, error) {
