@@ -180,7 +180,7 @@ func TestDeltasOfTwoSandboxesAreEqual(t *testing.T) {
 			dir("etc"), file("etc/hosts", fmt.Sprint("127.0.1.1 sandbox", n)), file("etc/hostname", fmt.Sprint("sandbox", n)), file("etc/machine-id", fmt.Sprint(n)),
 			dir("etc/ssl"), dir("etc/ssl/certs"), file("etc/ssl/certs/ca-certificates.crt", public+ours), link("etc/ssl/certs/65ab4b79.0", "/x"),
 			dir("etc/pki"), dir("etc/pki/tls"), dir("etc/pki/tls/certs"), file("etc/pki/tls/certs/ca-bundle.crt", "other\n"+ours+"more\n"),
-			dir("usr"), dir("usr/local").mode(0o1777), dir("usr/local/share").mode(0o777), dir("usr/local/share/ca-certificates").mode(0o777),
+			dir("usr"), dir("usr/local").mode(0o1775).owner(0, 1000), dir("usr/local/share").owner(1000, 1000), dir("usr/local/share/ca-certificates").owner(1000, 1000),
 			file("usr/local/share/ca-certificates/postern.crt", ours),
 			dir("run"), dir("run/postern"), file("run/postern/generation", fmt.Sprint(n)), dir("run/e2b"), file("run/e2b/.E2B_SANDBOX_ID", fmt.Sprint(n)),
 			dir("var"), dir("var/log"), file("var/log/dpkg.log", time.Now().String()), dir("app"), file("app/a", "A").at(time.Now()), file("app/b", "B"), hard("app/c", "app/b"),

@@ -96,13 +96,14 @@ func (t *Tree) directories() error {
 			n.Mode = unix.S_IFDIR | d.mode
 		}
 	}
-	return t.openLocal()
+	return nil
 }
 
-// openLocal lets every user install programs below /usr/local, as E2B does. Nobody but
-// root may change /usr/local/sbin, where the guest is: the sticky bit above it keeps
-// others from putting another directory there.
-func (t *Tree) openLocal() error {
+// local lets the account of agents' code install programs below /usr/local. E2B opens it
+// for everybody, but there may be users that must not replace what the agent runs.
+// Nobody but root may change /usr/local/sbin, where the guest is: the sticky bit above
+// it keeps others from putting another directory there.
+func (t *Tree) local(uid, gid uint32) error {
 	local, err := t.makeDir("/usr/local", 0o755)
 	if err != nil {
 		return err
@@ -112,16 +113,18 @@ func (t *Tree) openLocal() error {
 		return err
 	}
 	if err := walk("", local, func(_ string, n *erofs.Node) error {
-		if n.Kind() == unix.S_IFDIR {
-			n.Mode = unix.S_IFDIR | 0o777
+		if n.Kind() == unix.S_IFDIR && n.UID == 0 && n != sbin {
+			n.UID, n.GID = uid, gid
 		}
 		return nil
 	}); err != nil {
 		return err
 	}
-	local.Mode = unix.S_IFDIR | 0o1777
 	if sbin != local { // a link to it
-		sbin.Mode, sbin.UID, sbin.GID = unix.S_IFDIR|0o755, 0, 0
+		local.Mode, local.UID, local.GID = unix.S_IFDIR|0o1775, 0, gid
+	}
+	if sbin.UID == 0 {
+		sbin.Mode = unix.S_IFDIR | 0o755
 	}
 	return nil
 }
@@ -208,6 +211,9 @@ func (t *Tree) accounts() error {
 		return err
 	}
 	code.UID, code.GID = uint32(uid), uint32(gid)
+	if err := t.local(uint32(uid), uint32(gid)); err != nil {
+		return err
+	}
 	if old != nil && (len(old) < 6 || old[5] != "/home/"+defaultUser) {
 		return nil // its home is the image's matter
 	}
