@@ -105,6 +105,11 @@ func (f *Fleet) OpenBench(ctx context.Context, who auth.Principal, r BenchReques
 	if err := auth.Need(who, auth.Owner); err != nil {
 		return nil, err
 	}
+	if who.Kind != auth.System { // a build that goes on after a restart has nobody else
+		if err := mayManage(who); err != nil {
+			return nil, err
+		}
+	}
 	if _, ok := f.runtime.(Layerer); !ok {
 		return nil, errors.New("this runtime cannot build templates")
 	}

@@ -22,3 +22,9 @@ func (f *Fleet) Pooled() (n int, memory int64) {
 func (f *Fleet) EndInVain(ctx context.Context, who auth.Principal, id string) error {
 	return f.kill(ctx, who, id, "its time was up", func(Info) bool { return false })
 }
+
+// FilterLayer and ReadFrames read what comes from a bench.
+var (
+	FilterLayer = filterLayer
+	ReadFrames  = readFrames
+)

@@ -2,6 +2,7 @@ package gvisor
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -85,8 +86,9 @@ func distroless(t *testing.T) string {
 	return dir
 }
 
-// newFleet returns a fleet on real sandboxes, whose templates are bases.
-func newFleet(t *testing.T, bases map[string]sandbox.Base, change func(*sandbox.Config)) (*sandbox.Fleet, auth.Principal, *Runtime) {
+// newFleet returns a fleet on real sandboxes, whose templates are bases; on a runtime of
+// its own unless one is given.
+func newFleet(t *testing.T, bases map[string]sandbox.Base, change func(*sandbox.Config), on ...*Runtime) (*sandbox.Fleet, auth.Principal, *Runtime) {
 	t.Helper()
 	db := storetest.SQLite(t)
 	who := auth.Principal{Kind: auth.Project, ID: "crd_1"}
@@ -103,7 +105,12 @@ func newFleet(t *testing.T, bases map[string]sandbox.Base, change func(*sandbox.
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newRuntime(t, t.TempDir())
+	var r *Runtime
+	if len(on) > 0 {
+		r = on[0]
+	} else {
+		r = newRuntime(t, t.TempDir())
+	}
 	conf := sandboxtest.Config(t)
 	conf.MemoryMB, conf.DiskMB, conf.CPUs, conf.Processes = 256, 64, 1, 256
 	conf.StartTimeout = time.Minute
@@ -353,4 +360,26 @@ func gzipped(t *testing.T, in io.Reader) *bytes.Buffer {
 		t.Fatal(err)
 	}
 	return &b
+}
+
+// TestKilledServersBenchesAreRemoved: a bench has no row, so nobody takes it back.
+func TestKilledServersBenchesAreRemoved(t *testing.T) {
+	needRoot(t)
+	state := t.TempDir()
+	r := newRuntime(t, state)
+	id := sandboxtest.NewID()
+	killedServer(t, r.conf.StateDir, id, func(said *bufio.Reader) {
+		for range 2 {
+			if l, err := said.ReadString('\n'); err != nil {
+				t.Fatalf("the server says %q, %v", l, err)
+			}
+		}
+	})
+	if left := footprintOf(t, r); left.none() {
+		t.Fatal("nothing is left to be removed")
+	}
+	newFleet(t, nil, func(*sandbox.Config) {}, r)
+	if left := footprintOf(t, r); !left.none() {
+		t.Errorf("after the next start of a server: %v", left)
+	}
 }

@@ -1,10 +1,12 @@
 package sandboxtest
 
 import (
+	"archive/tar"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -51,6 +53,7 @@ var (
 	_ sandbox.Runtime  = (*Fake)(nil)
 	_ sandbox.Examiner = (*Fake)(nil)
 	_ sandbox.Preparer = (*Fake)(nil)
+	_ sandbox.Layerer  = (*Fake)(nil)
 )
 
 // fakeFile is the only file of a Fake's snapshot.
@@ -229,6 +232,30 @@ func (f *Fake) Save(ctx context.Context, id, dir string, o sandbox.SaveOptions) 
 		s.endLocked("saved")
 	}
 	return nil
+}
+
+// WriteLayer implements [sandbox.Layerer]: with what the test wrote.
+func (f *Fake) WriteLayer(_ context.Context, id string, w io.Writer, most int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.all[id]
+	if s == nil || s.hasEnded() {
+		return fmt.Errorf("read the layer of sandbox %s: %w", id, sandbox.ErrNotFound)
+	}
+	out := tar.NewWriter(w)
+	for _, name := range slices.Sorted(maps.Keys(s.state.Files)) {
+		content := s.state.Files[name]
+		if most -= int64(len(content)); most < 0 {
+			return sandbox.ErrInvalid
+		}
+		if err := out.WriteHeader(&tar.Header{Name: "." + name, Mode: 0o644, Size: int64(len(content)), Typeflag: tar.TypeReg}); err != nil {
+			return fmt.Errorf("write layer: %w", err)
+		}
+		if _, err := io.WriteString(out, content); err != nil {
+			return fmt.Errorf("write layer: %w", err)
+		}
+	}
+	return out.Close()
 }
 
 // Usage implements [sandbox.Runtime]. It returns what SetUsage has set, or the
