@@ -8,6 +8,8 @@
 //	postern-guest sftp           speak SFTP on standard input and output
 //	postern-guest connect PORT   join these to a port of the loopback
 //
+// Under the name mcp-gateway it is the gateway of package mcpgateway.
+//
 // It is configured by its environment and holds no secret:
 //
 //	POSTERN_CHANNEL_SHA256  hex SHA-256 of the token that the host shows (required)
@@ -30,15 +32,20 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
 	"syscall"
 
 	"postern/internal/guest"
+	"postern/internal/mcpgateway"
 )
 
 func main() {
+	if filepath.Base(os.Args[0]) == mcpgateway.Name {
+		os.Exit(mcpgateway.Run(os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr))
+	}
 	if ok, err := pipe(os.Args[1:]); ok {
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "postern-guest:", err)

@@ -218,10 +218,14 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		return err
 	}
 	d.sampler = sandbox.NewSampler(d.fleet)
+	catalog, err := d.conf.mcpCatalog()
+	if err != nil {
+		return err
+	}
 	d.e2b = e2bapi.New(d.log, d.db, d.fleet, d.post, e2bapi.Config{ //nolint:contextcheck // its proxy uses each request's
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
 		Limits: d.conf.limits(), Volumes: d.vols, Secrets: d.secrets, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook, SealProxy: d.proxyKey.Seal,
-		Builds: d.builds, UploadKey: key, HTTPS: d.conf.HTTPS,
+		Catalog: catalog, Builds: d.builds, UploadKey: key, HTTPS: d.conf.HTTPS,
 	})
 	var find func(context.Context, auth.Principal, string) (string, string, error)
 	if d.conf.runsSandboxes() {

@@ -111,6 +111,7 @@ type Config struct {
 
 	Sandboxes      string        // "on" or "off": whether this server runs sandboxes, or mail and people alone
 	MaxSandboxes   int           // at the same time
+	MCPCatalog     string        // file with servers of the Model Context Protocol that sandboxes may have; empty means the program's own alone
 	AgentSandboxes int           // of each inbox's agent at the same time, which it makes itself; 0 means none
 	CPUs           float64       // cores of each sandbox
 	MemoryMB       int64         // mebibytes of each sandbox
@@ -184,6 +185,7 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.SecretsKeyCommand, "secrets-key-command", "", "`command` that prints that key, run once at the start by /bin/sh")
 	fs.StringVar(&c.Sandboxes, "sandboxes", "on", "on or off: whether this server runs sandboxes. Only one server of a PostgreSQL database does; start further ones, for mail and people, with off")
 	fs.IntVar(&c.MaxSandboxes, "max-sandboxes", 50, "sandboxes at the same time")
+	pathVar(fs, &c.MCPCatalog, "mcp-catalog", "", "`file` with further servers of the Model Context Protocol for sandboxes that are created with mcp; see docs/reference/mcp.md")
 	fs.IntVar(&c.AgentSandboxes, "agent-sandboxes", 2, "sandboxes that the agent of each inbox may have at the same time with the MCP tools of the set code; 0: none")
 	fs.Float64Var(&c.CPUs, "cpus", 2, "cores of each sandbox")
 	fs.Int64Var(&c.MemoryMB, "memory", 1024, "mebibytes of memory of each sandbox")

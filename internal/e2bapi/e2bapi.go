@@ -29,6 +29,7 @@ import (
 	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/mailbox"
+	"postern/internal/mcpgateway"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 	"postern/internal/secret"
@@ -77,6 +78,9 @@ type Config struct {
 	Secrets *secret.Store
 	// Volumes are the volumes of all projects; nil means that there are none.
 	Volumes *volume.Store
+	// Catalog has the operator's servers of the Model Context Protocol, beside those that
+	// [mcpgateway.Builtin] has.
+	Catalog mcpgateway.Catalog
 	// Builds are the templates of all projects and of the server. Nil is for tests
 	// without sandboxes.
 	Builds *build.Service

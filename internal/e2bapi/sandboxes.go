@@ -52,14 +52,6 @@ func given(m json.RawMessage) bool {
 	return s != "" && s != "null" && s != "{}" && s != "[]"
 }
 
-// refuse returns an error for the first field that this version does not support.
-func (b *newSandbox) refuse() error {
-	if given(b.MCP) {
-		return fmt.Errorf("%w: mcp: %w", errRequest, errNotYet)
-	}
-	return nil
-}
-
 // options returns the other requested settings.
 func (b *newSandbox) options(timeout time.Duration, publicPorts bool) (sandbox.Options, error) {
 	bad := func(field, format string, a ...any) (sandbox.Options, error) {
@@ -120,7 +112,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 	if err := decode(r, &b); err != nil {
 		return err
 	}
-	if err := b.refuse(); err != nil {
+	if err := s.gateway(&b); err != nil {
 		return err
 	}
 	egress, err := s.egress(who, &b)
@@ -147,6 +139,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 	if err != nil {
 		return err
 	}
+	options.Traffic.MCP = given(b.MCP)
 	asked := cmp.Or(b.TemplateID, "base")
 	if len(asked) > 256 {
 		return fmt.Errorf("%w: templateID: is longer than 256 bytes", errRequest)

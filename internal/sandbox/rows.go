@@ -52,6 +52,7 @@ type Traffic struct {
 	Public     bool     `json:"public,omitempty"`      // without the traffic token
 	MaskHost   string   `json:"mask_host,omitempty"`   // Host header that services see, with ${PORT} replaced; empty means the client's
 	HTTPSPorts []uint16 `json:"https_ports,omitempty"` // ports whose services speak TLS
+	MCP        bool     `json:"mcp,omitempty"`         // the port of the MCP gateway takes nothing but the Model Context Protocol
 
 	Asleep bool `json:"-"` // the sandbox is paused; only [Fleet.Traffic] sets it
 }
