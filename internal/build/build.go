@@ -143,6 +143,7 @@ type Result struct {
 type Definition struct {
 	FromImage    string               `json:"from_image,omitempty"`    // reference of an OCI image, such as "debian:12"
 	Credentials  registry.Credentials `json:"-"`                       // never stored
+	Imported     *registry.Image      `json:"-"`                       // what FromImage names, if a file brought it; never stored
 	FromTemplate string               `json:"from_template,omitempty"` // name, with or without a tag; one of FromImage and FromTemplate is set
 	Steps        []Step               `json:"steps,omitempty"`
 	StartCmd     string               `json:"start_cmd,omitempty"` // runs in the background when a sandbox boots; empty means none

@@ -246,8 +246,11 @@ func (e *engine) fromImage(ctx context.Context, d Definition) error {
 	if err := e.s.room(0); err != nil {
 		return err
 	}
-	i, err := e.s.images.Pull(ctx, d.FromImage, d.Credentials, func(line string) { e.j.journal.add("debug", phaseBase, line) })
-	if err != nil {
+	var i registry.Image
+	var err error
+	if d.Imported != nil {
+		i = *d.Imported
+	} else if i, err = e.s.images.Pull(ctx, d.FromImage, d.Credentials, func(line string) { e.j.journal.add("debug", phaseBase, line) }); err != nil {
 		return err
 	}
 	if e.state.env, err = imageEnv(i.Env); err != nil {

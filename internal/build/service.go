@@ -119,6 +119,8 @@ type Service struct {
 	wake      chan struct{}    // holds an element when the queue has changed
 	sweeps    chan struct{}    // holds an element when a sweep is due
 	pulls     map[string]*pull // by key of an image in from: one makes it; guarded by mu
+
+	exports, imports chan struct{} // hold an element for each that runs
 }
 
 // New returns a service. It starts nothing. Images may be nil: then every image is
@@ -160,7 +162,7 @@ func New(log *slog.Logger, db *store.DB, machine Machine, own Own, images Puller
 	return &Service{
 		log: log, db: db, machine: machine, own: own, images: images, conf: conf,
 		jobs: map[string]*job{}, wake: make(chan struct{}, 1), pulls: map[string]*pull{},
-		sweeps: make(chan struct{}, 1), uploading: map[string]int64{},
+		sweeps: make(chan struct{}, 1), uploading: map[string]int64{}, exports: make(chan struct{}, 2), imports: make(chan struct{}, 1),
 	}, nil
 }
 

@@ -219,6 +219,17 @@ func (s *Server) routes(who func(*http.Request) (auth.Principal, error), mayUse 
 	handle("POST /sandboxes/{id}/snapshots", s.createSnapshot)
 	handle("GET /snapshots", s.listSnapshots)
 	s.templateRoutes(mux, handle)
+	// Its body is not read beforehand: it has gigabytes.
+	mux.HandleFunc("POST /templates/{template}/import", func(w http.ResponseWriter, r *http.Request) {
+		p, err := who(r)
+		if err == nil {
+			err = s.importTemplate(w, r, p)
+		}
+		if err != nil {
+			w.Header().Set("Connection", "close") // the rest of a refused body is not read
+			s.fail(w, r, err)
+		}
+	})
 	s.volumeRoutes(mux, handle, mayUse)
 	s.secretRoutes(handle)
 	s.observe(handle)

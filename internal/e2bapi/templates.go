@@ -38,6 +38,12 @@ func (s *Server) templateRoutes(mux *http.ServeMux, handle func(pattern string, 
 			return s.alias(w, r, who, what)
 		case what == "tags":
 			return s.listTags(w, r, who)
+		case what == "record":
+			return s.templateRecord(w, r, who, name)
+		case what == "spdx":
+			return s.templateSPDX(w, r, who, name)
+		case what == "image":
+			return s.exportTemplate(w, r, who, name)
 		}
 		return noRoute(w, r)
 	})
@@ -84,6 +90,8 @@ func templateStatus(err error) int {
 		{build.ErrBusy, http.StatusBadRequest}, // as in E2B
 		{build.ErrFull, http.StatusTooManyRequests},
 		{build.ErrNotFound, http.StatusNotFound},
+		{registry.ErrInvalid, http.StatusBadRequest}, // of an import
+		{registry.ErrFull, http.StatusInsufficientStorage},
 	} {
 		if errors.Is(err, c.err) {
 			return c.status

@@ -162,6 +162,7 @@ func TestTemplatesOfAnotherProject(t *testing.T) {
 		for _, target := range []string{
 			"GET /templates/" + name, "GET /templates/" + name + "/tags", "GET /templates/aliases/" + name,
 			"GET /templates/" + name + "/files/" + hash, "PATCH /templates/" + name, "PATCH /v2/templates/" + name, "DELETE /templates/" + name,
+			"GET /templates/" + name + "/record", "GET /templates/" + name + "/spdx", "GET /templates/" + name + "/image",
 			"GET /templates/" + name + "/builds/" + mine.BuildID + "/status", "GET /templates/" + name + "/builds/" + mine.BuildID + "/logs",
 			"POST /v2/templates/" + name + "/builds/" + mine.BuildID,
 		} {

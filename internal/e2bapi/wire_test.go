@@ -74,6 +74,25 @@ func TestCreateRefusesAsE2BDoes(t *testing.T) {
 	}
 }
 
+// TestImportsNeedAKeyAndAnImage: the body of an import has gigabytes, so it is read by
+// nobody before its caller is known.
+func TestImportsNeedAKeyAndAnImage(t *testing.T) {
+	s := serveTemplates(t)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.http.URL+"/templates/x/import", strings.NewReader("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status, b := answer(t, r); status != 401 {
+		t.Errorf("without a key: %d %s, want 401", status, b)
+	}
+	if status, b := s.call(t, 0, http.MethodPost, "/templates/x/import", "text"); status != 400 {
+		t.Errorf("without an image: %d %s, want 400", status, b)
+	}
+	if status, b := s.call(t, 0, http.MethodGet, "/templates", nil); status != 200 || string(b) != "[]" {
+		t.Errorf("afterwards there are %d %s, want none", status, b)
+	}
+}
+
 // TestSnapshotsHaveOneRowForEachName: as in E2B a name has one row, whatever its tags,
 // and names come without tag.
 func TestSnapshotsHaveOneRowForEachName(t *testing.T) {

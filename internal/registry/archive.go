@@ -13,7 +13,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -33,12 +32,12 @@ func (p *Puller) Import(ctx context.Context, name string) ([]Image, error) {
 	defer cancel()
 	src, err := p.source(ctx, name)
 	if err != nil {
-		return nil, fmt.Errorf("import %s: %w", filepath.Base(name), err)
+		return nil, fmt.Errorf("import image: %w", err)
 	}
 	defer src.Close()
 	images, err := p.importFrom(ctx, src)
 	if err != nil {
-		return nil, fmt.Errorf("import %s: %w", filepath.Base(name), err)
+		return nil, fmt.Errorf("import image: %w", err)
 	}
 	return images, nil
 }
