@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -124,10 +125,66 @@ func TestTemplateBuild(t *testing.T) {
 		{"type":"RUN","args":["apt-get --version > /root/apt","root"]},
 		{"type":"USER","args":["app","true"]},
 		{"type":"RUN","args":["sudo -n true; touch \"$HOME/mine\""]}]}`
-	begin := time.Now()
 	b := s.startBuild(template, build, definition)
-	t.Logf("%s after %v:\n%s", b.Status, time.Since(begin), b.log())
 	if b.Status != "ready" {
-		t.Fatalf("build = %+v", b.Reason)
+		t.Fatalf("build = %+v\n%s", b.Reason, b.log())
+	}
+	for _, want := range []string{"[builder 2/8] [stdout]: Hello, World!", "[builder 2/8] [stdout]: user", "[builder 2/8] [stdout]: /home/user", "[builder 2/8] [stderr]: to stderr"} {
+		if !strings.Contains(b.log(), want+"\n") {
+			t.Errorf("the log lacks %q:\n%s", want, b.log())
+		}
+	}
+	files := func() string {
+		t.Helper()
+		found, err := filepath.Glob(filepath.Join(s.data, "templates", "[is]*s", "*")) // images and steps
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(found, "\n")
+	}
+	first := files()
+
+	status, box, err := s.create(map[string]any{"templateID": "app", "timeout": 600})
+	if err != nil || status != http.StatusCreated {
+		t.Fatalf("create = %d, %v", status, err)
+	}
+	r := box.run(`id -un; pwd; echo $GREETING; cat one d/link code/main.py code/a/b.txt; stat -c %U code/a/b.txt ~/mine /srv/app/d; test -e /home/user/.bashrc || echo gone; ls /tmp/started; pgrep -f 'sleep 1000' >/dev/null && echo runs; sudo -n cat /root/apt | head -1 | cut -c1-4`)
+	if want := "app\n/srv/app\nHello, World!\none\none\nprint('from the context')\nbuser\napp\nuser\ngone\n/tmp/started\nruns\napt \n"; r.stdout != want {
+		t.Errorf("in a sandbox of the template:\n%s%s\nwant:\n%s", r.stdout, r.stderr, want)
+	}
+
+	// The same again, with all layers and with none: the same digests, so no new files.
+	if _, b := s.build("cached", definition); b.Status != "ready" || strings.Count(b.log(), "CACHED [builder ") != 8 {
+		t.Errorf("the same definition: %+v\n%s", b.Reason, b.log())
+	}
+	if _, b := s.build("forced", strings.Replace(definition, "{", `{"force":true,`, 1)); b.Status != "ready" || strings.Contains(b.log(), "CACHED [builder ") {
+		t.Errorf("the same definition, forced: %+v\n%s", b.Reason, b.log())
+	}
+	if again := files(); again != first {
+		t.Errorf("the same definition has given other files:\n%s\nand\n%s", first, again)
+	}
+
+	// A child, of which one step fails; then it goes on from there.
+	child := `{"fromTemplate":"app","steps":[{"type":"RUN","args":["echo two > two"]},{"type":"RUN","args":["%s"]}]}`
+	_, b = s.build("child", fmt.Sprintf(child, "echo wrong >&2; exit 3"))
+	if b.Status != "error" || b.Reason.Step != "2" || !strings.Contains(b.Reason.Message, "exit status 3") || !strings.Contains(b.log(), "[builder 2/2] [stderr]: wrong") {
+		t.Errorf("a step that fails: %+v\n%s", b.Reason, b.log())
+	}
+	if status, _, _ := s.create(map[string]any{"templateID": "child"}); status != http.StatusNotFound {
+		t.Errorf("create from a template that failed = %d", status)
+	}
+	if _, b = s.build("child", fmt.Sprintf(child, "cat two one")); b.Status != "ready" || !strings.Contains(b.log(), "CACHED [builder 1/2]") || !strings.Contains(b.log(), "[stdout]: one\n") {
+		t.Errorf("the next build: %+v\n%s", b.Reason, b.log())
+	}
+
+	// A template that a sandbox needs stays.
+	if status, _, answer := s.project("DELETE", "/templates/"+template, ""); status != http.StatusBadRequest {
+		t.Errorf("delete while a sandbox runs = %d %s", status, answer)
+	}
+	if status, _, answer := s.project("DELETE", "/sandboxes/"+box.id, ""); status != http.StatusNoContent {
+		t.Errorf("kill = %d %s", status, answer)
+	}
+	if status, _, answer := s.project("DELETE", "/templates/"+template, ""); status != http.StatusNoContent && status != http.StatusOK {
+		t.Errorf("delete = %d %s", status, answer)
 	}
 }
