@@ -443,7 +443,7 @@ func (e *engine) open(ctx context.Context) error {
 	e.below = t
 	root := e.from
 	if len(e.layers) > 0 {
-		if root, _, err = e.writeImage(ctx, t); err != nil {
+		if root, err = e.benchImage(ctx, t); err != nil {
 			return err
 		}
 	}
@@ -465,6 +465,23 @@ func (e *engine) open(ctx context.Context) error {
 		return fmt.Errorf("start a sandbox for the build's steps: %w", err)
 	}
 	return nil
+}
+
+// benchImage returns an image of t: one that exists, under a name of this build's own so
+// that the sweep leaves it alone, or a new one.
+func (e *engine) benchImage(ctx context.Context, t *rootfs.Tree) (path string, err error) {
+	path = filepath.Join(e.dir, "bench.erofs")
+	e.s.files.RLock()
+	digest, err := e.findImage(ctx)
+	if err == nil && digest != "" {
+		err = os.Link(e.s.imagePath(digest), path)
+	}
+	e.s.files.RUnlock()
+	if err != nil || digest != "" {
+		return path, err
+	}
+	path, _, err = e.writeImage(ctx, t)
+	return path, err
 }
 
 // finish writes the image of all, makes the memory snapshot and records the build as
@@ -531,31 +548,70 @@ func (e *engine) snapshot(ctx context.Context, id string) error {
 	return nil
 }
 
+// imageKey returns the key of the image of what the build began from with the layers so
+// far. The layers' digests are of their content, so the key determines the image.
+func (e *engine) imageKey() string {
+	return "image " + key(append([]string{engineVersion, filepath.Base(e.from)}, e.layers...)...)
+}
+
+// findImage returns the digest of the image with the present key, if this project has
+// made it before. The caller holds files until a row names it, or nothing may use it.
+func (e *engine) findImage(ctx context.Context) (digest string, err error) {
+	if e.digest != "" && len(e.layers) == 0 {
+		return e.digest, nil
+	}
+	digest, err = e.s.findRow(ctx, e.j.who.Project, e.imageKey())
+	if err != nil || digest == "" {
+		return "", err
+	}
+	if _, err := os.Stat(e.s.imagePath(digest)); err != nil {
+		return "", ignoreMissing(err)
+	}
+	return digest, nil
+}
+
 // publishImage writes the root file system's image and its row.
 func (e *engine) publishImage(ctx context.Context) error {
-	s := e.s
-	digest, path := e.digest, ""
-	if digest == "" || len(e.layers) > 0 {
-		t, err := e.tree()
-		if err != nil {
-			return err
-		}
-		path, digest, err = e.writeImage(ctx, t)
-		if err := errors.Join(err, t.Close()); err != nil {
-			return err
-		}
+	if ok, err := e.reuseImage(ctx); ok || err != nil {
+		return err
 	}
+	t, err := e.tree()
+	if err != nil {
+		return err
+	}
+	path, digest, err := e.writeImage(ctx, t)
+	if err := errors.Join(err, t.Close()); err != nil {
+		return err
+	}
+	s := e.s
 	s.files.RLock()
 	defer s.files.RUnlock()
-	if path != "" {
-		if err := publishOnce(path, s.imagePath(digest)); err != nil {
-			return err
-		}
+	if err := publishOnce(path, s.imagePath(digest)); err != nil {
+		return err
 	}
-	st, err := os.Stat(s.imagePath(digest))
+	if err := s.recordLayer(ctx, e.j.who.Project, e.imageKey(), digest, 0); err != nil {
+		return err
+	}
+	return e.useImage(ctx, digest)
+}
+
+// reuseImage uses an image that exists already, if there is one.
+func (e *engine) reuseImage(ctx context.Context) (bool, error) {
+	e.s.files.RLock()
+	defer e.s.files.RUnlock()
+	digest, err := e.findImage(ctx)
+	if err != nil || digest == "" {
+		return false, err
+	}
+	return true, e.useImage(ctx, digest)
+}
+
+// useImage writes the row of an image. The caller holds files.
+func (e *engine) useImage(ctx context.Context, digest string) error {
+	st, err := os.Stat(e.s.imagePath(digest))
 	if err != nil {
 		return err
 	}
 	e.result.Bytes, e.j.b.Image, e.j.b.Parent = st.Size(), digest, e.parent
-	return s.recordImage(ctx, e)
+	return e.s.recordImage(ctx, e)
 }

@@ -22,6 +22,15 @@ func (s *Service) readBuild(ctx context.Context, id string) (b Build, err error)
 	return b, err
 }
 
+// findRow returns the digest of a project's layer or image with a key, or "".
+func (s *Service) findRow(ctx context.Context, project, key string) (digest string, err error) {
+	err = s.db.Peek(ctx, `select digest from template_layer where project_id = $1 and key = $2 and server_id = $3`, []any{project, key, s.conf.Server}, &digest)
+	if errors.Is(err, store.ErrNotFound) {
+		return "", nil
+	}
+	return digest, err
+}
+
 // findLayer returns the layer of a project with a key. Its digest is empty if the step
 // changed nothing.
 func (s *Service) findLayer(ctx context.Context, project, key string) (digest string, ok bool, err error) {

@@ -212,7 +212,7 @@ func (s *Service) dropFiles(ctx context.Context) error {
 	defer s.files.Unlock()
 	var layers, images []string
 	err := s.db.View(ctx, func(tx *store.Tx) (err error) {
-		if layers, err = tx.Strings(ctx, `select digest from template_layer where server_id = $1 and digest <> ''`, s.conf.Server); err != nil {
+		if layers, err = tx.Strings(ctx, `select digest from template_layer where server_id = $1 and digest <> '' and key not like 'image %'`, s.conf.Server); err != nil {
 			return err
 		}
 		images, err = tx.Strings(ctx, `select image from template_build where server_id = $1 and image <> ''`, s.conf.Server)

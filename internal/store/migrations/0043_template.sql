@@ -64,6 +64,7 @@ create table template_log (
 
 -- What steps have changed, by the digest of what is below them and of what they do. A
 -- project does not use the layers of another: it would learn what the other has built.
+-- Keys that begin with "image " are of images, whose files builds keep.
 create table template_layer (
 	project_id text   not null,
 	key        text   not null,
