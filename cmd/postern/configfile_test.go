@@ -69,7 +69,7 @@ func TestSettingsComeFromTheStrongestSource(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.MemoryMB != 4000 || c.CPUs != 4 || c.Processes != 900 || c.Cache != filepath.Join(data, "below") || strings.Join(c.EgressAllow, " ") != "a.example b.example" || c.DiskMB != 2048 {
+	if c.MemoryMB != 4000 || c.CPUs != 4 || c.Processes != 900 || c.Cache != filepath.Join(data, "below") || strings.Join(c.EgressAllow, " ") != "a.example b.example" || c.DiskMB != 10240 {
 		t.Errorf("got %+v", c)
 	}
 	for name, want := range map[string]origin{"memory": fromFlag, "cpus": fromVariable, "processes": fromFile, "disk": fromDefault} {

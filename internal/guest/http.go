@@ -3,6 +3,7 @@ package guest
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/http"
 
@@ -32,9 +33,18 @@ func (s *Server) serve(f func(http.ResponseWriter, *http.Request) error) http.Ha
 			if code == http.StatusInternalServerError {
 				s.log.WarnContext(r.Context(), "request failed", "method", r.Method, "path", r.URL.Path, "error", err)
 			}
-			writeError(w, code, err.Error())
+			writeError(w, code, withDisk(err, code).Error())
 		}
 	}
+}
+
+// withDisk adds to the error of a full disk how large it is.
+func withDisk(err error, code int) error {
+	var st unix.Statfs_t
+	if code != http.StatusInsufficientStorage || unix.Statfs("/", &st) != nil {
+		return err
+	}
+	return fmt.Errorf("%w: this sandbox may write %d MiB in all", err, int64(st.Blocks)*st.Bsize>>20)
 }
 
 // httpStatus is the table from errors to statuses of the plain HTTP routes. Error
@@ -72,7 +82,7 @@ func rpcError(err error) error {
 	case http.StatusUnauthorized:
 		code = connect.CodeUnauthenticated
 	case http.StatusInsufficientStorage:
-		code = connect.CodeResourceExhausted
+		code, err = connect.CodeResourceExhausted, withDisk(err, http.StatusInsufficientStorage)
 	case http.StatusNotFound:
 		code = connect.CodeNotFound
 	case http.StatusForbidden:

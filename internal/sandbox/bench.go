@@ -162,6 +162,9 @@ func (f *Fleet) newBench(ctx context.Context, who auth.Principal, r BenchRequest
 	}
 	b.live = l
 	b.ctx, b.end = context.WithCancelCause(work)
+	f.mu.Lock()
+	l.bench = b.end
+	f.mu.Unlock()
 	b.guest = &http.Client{Transport: &http.Transport{
 		DisableCompression: true, DisableKeepAlives: true, // each step is one request
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return f.network.Dial(ctx, s.ID, GuestPort) },

@@ -248,3 +248,47 @@ func TestTemplatesThatAreGoneHaveNoSnapshot(t *testing.T) {
 		t.Errorf("left: %v, %v", left, err)
 	}
 }
+
+// TestFullDiskEndsWhoFillsIt: not others, whose owners wrote nothing, and nobody if no
+// sandbox is to blame.
+func TestFullDiskEndsWhoFillsIt(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.KeepFreeMB = 1 << 40 })
+	a, b := f.create(sandbox.Request{Template: "base"}), f.create(sandbox.Request{Template: "base"})
+	bench, err := f.fleet.OpenBench(t.Context(), f.who, sandbox.BenchRequest{Base: sandbox.Base{Rootfs: "/", Key: "k"}, Timeout: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bench.Close()
+	relieve := func() {
+		t.Helper()
+		if err := f.fleet.RelieveDisk(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	alive := func() (n int) {
+		for _, id := range []string{a.ID, b.ID, bench.ID} {
+			if _, ok := f.runtime.Spec(id); ok {
+				n++
+			}
+		}
+		return n
+	}
+	f.runtime.SetUsage(a.ID, sandbox.Usage{Disk: 1 << 20})
+	if relieve(); alive() != 3 {
+		t.Error("a sandbox was ended for one mebibyte")
+	}
+	f.runtime.SetUsage(b.ID, sandbox.Usage{Disk: 5 << 30})
+	f.runtime.SetUsage(bench.ID, sandbox.Usage{Disk: 1 << 30})
+	relieve()
+	if _, err := f.fleet.Get(t.Context(), f.who, b.ID); !errors.Is(err, sandbox.ErrNotFound) || alive() != 2 {
+		t.Errorf("who fills the disk is not ended: %v, %d alive", err, alive())
+	}
+	relieve()
+	f.waitFor("the bench is next", func() bool { return alive() == 1 })
+	if err := bench.MakeDir(t.Context(), "/x", ""); err == nil || !strings.Contains(err.Error(), "nearly full") {
+		t.Errorf("the bench: %v", err)
+	}
+	if _, err := f.fleet.Get(t.Context(), f.who, a.ID); err != nil {
+		t.Errorf("the other: %v", err)
+	}
+}

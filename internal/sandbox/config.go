@@ -65,11 +65,11 @@ type Config struct {
 	KeepPaused   time.Duration // after which a paused sandbox is killed; 0 means never
 	MaxPaused    int           // paused at the same time, over all projects; 0 means 200
 	MaxSnapshots int           // made by callers and not deleted, over all projects; 0 means 100
-	KeepFreeMB   int64         // mebibytes on the disk of Dir that a pause, fork or snapshot must leave free; 0 means 512
+	KeepFreeMB   int64         // mebibytes on the disk of Dir that a pause, fork or snapshot must leave free; 0 means 512. With half of it left the sandbox that has written most ends
 
 	CPUs      float64 // cores of each sandbox; 0 means 2
 	MemoryMB  int64   // mebibytes of each sandbox; 0 means 1024
-	DiskMB    int64   // mebibytes that each sandbox may write; 0 means 2048
+	DiskMB    int64   // mebibytes that each sandbox may write; 0 means 10240
 	Processes int64   // processes and threads of each sandbox; 0 means 512
 
 	// ReadyTimeout is how long a template's ready command may take to succeed while the
@@ -181,7 +181,7 @@ func (c *Config) setDefaults() error {
 	c.SaveTimeout = or(c.SaveTimeout, 2*time.Minute)
 	c.CPUs = or(c.CPUs, 2)
 	c.MemoryMB = or(c.MemoryMB, 1024)
-	c.DiskMB = or(c.DiskMB, 2048)
+	c.DiskMB = or(c.DiskMB, 10240)
 	c.Processes = or(c.Processes, 512)
 	return c.Pool.check()
 }

@@ -28,3 +28,6 @@ var (
 	FilterLayer = filterLayer
 	ReadFrames  = readFrames
 )
+
+// RelieveDisk is one check of the disk.
+func (f *Fleet) RelieveDisk(ctx context.Context) error { return f.relieveDisk(ctx) }

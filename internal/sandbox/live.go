@@ -20,13 +20,14 @@ type liveSandbox struct {
 	gone  chan struct{} // closed when this is no longer in Fleet.live
 
 	// Written by the holder of the claim, under Fleet.mu.
-	up      bool               // the machine's part exists, at least partly
-	mounted bool               // it has volumes
-	spent   func()             // takes down what is up and has been saved, see release; nil if it has not
-	ready   bool               // the guest has been initialised, so others may dial
-	since   time.Time          // when it was started
-	traffic Traffic            // how its ports may be reached
-	run     context.CancelFunc // stops the watch over the machine's part
+	up      bool                    // the machine's part exists, at least partly
+	mounted bool                    // it has volumes
+	spent   func()                  // takes down what is up and has been saved, see release; nil if it has not
+	ready   bool                    // the guest has been initialised, so others may dial
+	since   time.Time               // when it was started
+	bench   context.CancelCauseFunc // ends it if it is a bench; else nil. Written once, with the claim
+	traffic Traffic                 // how its ports may be reached
+	run     context.CancelFunc      // stops the watch over the machine's part
 
 	// Written by the watch under Fleet.mu, when the sandbox has ended unasked.
 	dead    bool

@@ -23,6 +23,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	bg.Go(func() { f.pool.fill(ctx) })
 	bg.Go(func() { f.prepared.fill(ctx) })
 	bg.Go(func() { f.thaw(ctx) })
+	bg.Go(func() { f.guardDisk(ctx) })
 	var current []Base
 	for _, template := range f.conf.Prepare {
 		base, err := f.base(ctx, template)

@@ -2,8 +2,10 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -48,4 +50,75 @@ func (f *Fleet) takeSpace(ctx context.Context, id string) (done func(), err erro
 		defer p.mu.Unlock()
 		p.taken -= need
 	}, nil
+}
+
+const (
+	// guardEvery is the interval at which the free disk is measured.
+	guardEvery = 2 * time.Second
+	// leastBlamed is how many bytes a sandbox must have written to be ended for a full
+	// disk. If none has, something else fills the disk.
+	leastBlamed = 64 << 20
+)
+
+// guardDisk ends the sandbox that has written most when less than half of KeepFreeMB is
+// free, until ctx is done.
+//
+// The attack: each sandbox may write DiskMB, and the machine has less than all of them
+// together. Many that write as much as they may would fill the disk, and then nothing
+// can be recorded for any project.
+func (f *Fleet) guardDisk(ctx context.Context) {
+	t := time.NewTicker(guardEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			if err := f.relieveDisk(ctx); err != nil && ctx.Err() == nil {
+				f.log.ErrorContext(ctx, "guard the disk", "err", err)
+			}
+		}
+	}
+}
+
+// relieveDisk is one check of guardDisk.
+func (f *Fleet) relieveDisk(ctx context.Context) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(f.conf.Dir, &st); err != nil {
+		return fmt.Errorf("measure disk: %w", err)
+	}
+	free := int64(st.Bavail) * st.Bsize
+	if free >= f.conf.KeepFreeMB<<20/2 {
+		return nil
+	}
+	f.mu.Lock()
+	up := map[string]context.CancelCauseFunc{} // what ends a bench, by ID; nil for others
+	for id, l := range f.live {
+		if l.up {
+			up[id] = l.bench
+		}
+	}
+	f.mu.Unlock()
+	worst, most := "", int64(leastBlamed)
+	for id := range up {
+		u, err := f.runtime.Usage(ctx, id)
+		if err == nil && u.Disk >= most {
+			worst, most = id, u.Disk
+		}
+	}
+	if worst == "" {
+		f.log.WarnContext(ctx, "the disk is nearly full, and not because of sandboxes", "mebibytes_free", free>>20)
+		return nil
+	}
+	reason := fmt.Sprintf("the disk of this machine was nearly full, and this sandbox used most of it: %d MiB", most>>20)
+	f.log.ErrorContext(ctx, "end a sandbox since the disk is nearly full", "sandbox", worst, "mebibytes_free", free>>20, "mebibytes_used", most>>20)
+	if end := up[worst]; end != nil {
+		end(errors.New(reason))
+		return nil
+	}
+	err := f.kill(ctx, system(Info{}), worst, reason, func(Info) bool { return true })
+	if errors.Is(err, ErrNotFound) { // it has ended, or is pooled and has written nothing
+		return nil
+	}
+	return err
 }
