@@ -58,7 +58,7 @@ const (
 	maxTarget = 4000      // bytes of the target of a symbolic link, which an image can hold
 	maxText   = 256 << 20 // bytes of all names and targets of a tree
 	maxLinks  = 40        // symbolic links in one path, as Linux has it
-	maxSteps  = 1 << 25   // parts of names that are looked up for one layer: a second
+	maxSteps  = 1 << 24   // parts of names that are looked up for one layer: less than a second
 )
 
 // GuestPath is where the guest's program is mounted in each sandbox. Each image has an
