@@ -1,8 +1,10 @@
 package rootfs_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"postern/internal/rootfs"
@@ -36,6 +38,22 @@ func BenchmarkWriteImage(b *testing.B) {
 		}
 		f.Close()
 		os.Remove(f.Name())
+		tree.Close()
+	}
+}
+
+// BenchmarkApply measures a layer of many small files.
+func BenchmarkApply(b *testing.B) {
+	var list []entry
+	for i := range 20_000 {
+		list = append(list, file(fmt.Sprintf("usr/lib/python3/dist-packages/package-%d/module-%d.py", i/100, i), strings.Repeat("x", 2000)))
+	}
+	layer := stored(b, archive(b, list...))
+	for b.Loop() {
+		tree := rootfs.New()
+		if err := tree.Apply(layer, rootfs.Limits{}); err != nil {
+			b.Fatal(err)
+		}
 		tree.Close()
 	}
 }

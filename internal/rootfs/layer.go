@@ -54,8 +54,10 @@ func (t *Tree) apply(layer *os.File, l Limits, upper bool) error {
 	a := applier{t: t, f: f, upper: upper}
 	// A whiteout hides what is below the layer, not what is in it, whatever the order of
 	// the entries is. So the whiteouts come first.
-	if err := a.each(a.hide); err != nil {
-		return err
+	if len(t.root.Entries) > 0 {
+		if err := a.each(a.hide); err != nil {
+			return err
+		}
 	}
 	return a.each(a.entry)
 }
