@@ -406,22 +406,16 @@ func (c *Cache) seal(ctx context.Context, r recipe, dir, rootfs string) (Templat
 	if err != nil {
 		return Template{}, err
 	}
-	packages := debs(string(status))
-	for _, n := range r.npm {
-		packages = append(packages, Package{Kind: "npm", Name: n.Package, Version: n.Version})
-	}
-	t.Packages = len(packages)
+	t.Packages = strings.Count(string(status), "\nStatus: install ok installed\n") + len(r.npm)
 	if t.Bytes, err = makeRootImage(ctx, dir, rootfs); err != nil {
 		return Template{}, err
 	}
-	for name, v := range map[string]any{"template.json": t, "record.json": packages} {
-		b, err := json.MarshalIndent(v, "", "  ")
-		if err != nil {
-			return Template{}, err
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
-			return Template{}, err
-		}
+	b, err := json.MarshalIndent(t, "", "  ")
+	if err != nil {
+		return Template{}, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "template.json"), b, 0o600); err != nil {
+		return Template{}, err
 	}
 	if err := os.WriteFile(filepath.Join(dir, "in-use"), nil, 0o600); err != nil {
 		return Template{}, err

@@ -2,6 +2,7 @@ package template
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"postern/internal/rootfs"
 )
 
 // smallRecipe returns a recipe that builds in seconds.
@@ -125,8 +128,12 @@ func TestBuildKilled(t *testing.T) {
 	if err != nil || len(rec.Packages) != tpl.Packages || rec.Digest == "" || rec.Bytes != tpl.Bytes || strings.Join(rec.Names, " ") != "small little" {
 		t.Errorf("record: got %+v, %v", rec, err)
 	}
-	if i := slices.IndexFunc(rec.Packages, func(p Package) bool { return p.Name == "libc6" }); i < 0 || rec.Packages[i].Version == "" || rec.Packages[i].Kind != "deb" {
+	if i := slices.IndexFunc(rec.Packages, func(p rootfs.Package) bool { return p.Name == "libc6" }); i < 0 || rec.Packages[i].Version == "" || rec.Packages[i].Kind != "deb" {
 		t.Errorf("record: got %v, want libc6 with its version", rec.Packages)
+	}
+	var spdx bytes.Buffer
+	if err := c.WriteSPDX(&spdx, tpl.ID); err != nil || !strings.Contains(spdx.String(), "pkg:deb") || !strings.Contains(spdx.String(), rec.Digest) {
+		t.Errorf("SPDX: got %v, %.500s", err, spdx.String())
 	}
 	if debs, err := filepath.Glob(filepath.Join(dir, "apt", "*.deb")); err != nil || len(debs) != 0 {
 		t.Errorf("downloads: got %d, %v, want none: they are kept installed", len(debs), err)

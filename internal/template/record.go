@@ -1,14 +1,16 @@
 package template
 
 import (
-	"encoding/json"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
+
+	"postern/internal/rootfs"
 )
 
 // A Record says what is in a template.
@@ -20,15 +22,7 @@ type Record struct {
 	Path   string    `json:"path"`            // absolute path of the image, or of the directory if it has none
 	Bytes  int64     `json:"bytes"`           // of the image, or of the directory
 
-	Packages []Package `json:"packages"` // sorted by kind and name
-}
-
-// A Package is an installed package.
-type Package struct {
-	Kind    string `json:"kind"` // "deb" or "npm"
-	Name    string `json:"name"`
-	Version string `json:"version"`
-	Arch    string `json:"arch,omitzero"` // Debian's name of the architecture; empty for npm
+	Packages []rootfs.Package `json:"packages"` // sorted by kind and name; none of one without an image
 }
 
 // List returns the templates that are on this machine, also those of older programs,
@@ -77,33 +71,32 @@ func (c *Cache) Record(id string) (Record, error) {
 		r.Path, r.Bytes = t.RootImage, st.Size()
 		r.Digest = strings.TrimSuffix(strings.TrimPrefix(filepath.Base(t.RootImage), rootPrefix), imageSuffix)
 	}
-	b, err := os.ReadFile(filepath.Join(filepath.Dir(t.Rootfs), "record.json"))
-	if errors.Is(err, os.ErrNotExist) { // of an older program
-		status, err := os.ReadFile(filepath.Join(t.Rootfs, "var/lib/dpkg/status"))
-		if err != nil {
-			return Record{}, fmt.Errorf("inspect template %s: %w", id, err)
-		}
-		r.Packages = debs(string(status))
+	if t.RootImage == "" {
 		return r, nil
 	}
-	if err == nil {
-		err = json.Unmarshal(b, &r.Packages)
-	}
+	tree, err := rootfs.Open(t.RootImage)
 	if err != nil {
 		return Record{}, fmt.Errorf("inspect template %s: %w", id, err)
 	}
-	return r, nil
+	r.Packages = tree.Packages()
+	return r, tree.Close()
 }
 
-// debs returns the installed packages in dpkg's status file.
-func debs(status string) []Package {
-	var out []Package
-	for stanza := range strings.SplitSeq(status, "\n\n") {
-		f := fields(stanza)
-		if f["package"] != "" && strings.HasSuffix(f["status"], " installed") {
-			out = append(out, Package{Kind: "deb", Name: f["package"], Version: f["version"], Arch: f["architecture"]})
-		}
+// WriteSPDX writes what is in a template as a document in SPDX 2.3 (JSON). Its error wraps
+// [ErrNotFound] if there is no template with that ID.
+func (c *Cache) WriteSPDX(w io.Writer, id string) error {
+	r, err := c.Record(id)
+	if err != nil {
+		return err
 	}
-	slices.SortFunc(out, func(a, b Package) int { return strings.Compare(a.Name+"\x00"+a.Arch, b.Name+"\x00"+b.Arch) })
-	return out
+	var d rootfs.Document
+	if n, err := hex.Decode(d.Image[:], []byte(r.Digest)); err != nil || n != len(d.Image) {
+		return fmt.Errorf("inspect template %s: an older program has built it without an image", id)
+	}
+	d.Name, d.Created, d.Tool = id, r.Built, "postern"
+	tree, err := rootfs.Open(r.Path)
+	if err != nil {
+		return fmt.Errorf("inspect template %s: %w", id, err)
+	}
+	return errors.Join(tree.WriteSPDX(w, d), tree.Close())
 }

@@ -9,7 +9,6 @@
 //
 //	templates/<id>/images/        the root file system and guests as images, see image.go
 //	templates/<id>/template.json  its description; written before the directory appears
-//	templates/<id>/record.json    its packages
 //	templates/<id>/rootfs         an empty directory; of older programs, the root file system
 //	templates/<id>/in-use         locked shared by every process that uses it
 //	packages/<key>.tar.zst        the packages of a template, installed; see build.go
