@@ -19,6 +19,8 @@ install -d -o user -g user -m 0755 /home/user/.cache /home/user/.config
 # stays root's.
 install -d -o user -g user -m 0777 /code
 find /usr/local -path /usr/local/sbin -prune -o -exec chown -h user:user {} +
+chown root:user /usr/local
+chmod 1775 /usr/local # so that nobody puts another sbin there
 install -d -m 0755 /run/postern /run/e2b
 
 printf 'sandbox\n' >/etc/hostname
