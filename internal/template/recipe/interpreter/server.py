@@ -6,7 +6,8 @@ nothing: who may speak to it is decided outside, and all that it is told or
 asked may be hostile without harm to anybody but this sandbox. It must not hold
 a secret, and it must not die of a bad request: the agent would lose its state.
 
-A context is one process (kernel.py) with a working directory:
+A context is one process with a working directory, kernel.py or that of another
+language, see LANGUAGES:
 
     starting ── ready ── gone      gone: exited, killed or restarted; the next
         └──────────────────┘             execution starts a new process and says
@@ -41,9 +42,8 @@ import sys
 import threading
 import time
 
-LANGUAGES = {"python": "python", "python3": "python", "py": "python"}
-SUPPORTED = "python"
 HOME = "/home/user"
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 # The guest writes the sandbox's variables here when it is told who it is, which
 # is after this server was started (or restored from a snapshot).
@@ -93,10 +93,48 @@ MIMES = {
 
 STATUS = {200: "OK", 204: "No Content", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large", 429: "Too Many Requests", 500: "Internal Server Error", 503: "Service Unavailable"}
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-# As a module, so that it is not compiled anew each time. -P: a file named
-# json.py in the working directory must not keep the kernel from starting.
-LAUNCH = f"import sys; sys.path.insert(0, {HERE!r}); import kernel; del sys.path[0]; kernel.start()"
+
+def python(module):
+    """Returns the command that starts one of our modules as a kernel."""
+    # As a module, so that it is not compiled anew each time. -P: a file named
+    # json.py in the working directory must not keep the kernel from starting.
+    launch = f"import sys; sys.path.insert(0, {HERE!r}); import {module}; del sys.path[0]; {module}.start()"
+    return [sys.executable, "-X", "utf8", "-P", "-c", launch]
+
+
+# --expose-internals: node has parsers of its own, which nobody else may use.
+# --no-force-async-hooks-checks: else it aborts when a callback is interrupted.
+NODE = ["node", "--expose-internals", "--no-warnings", "--no-force-async-hooks-checks", os.path.join(HERE, "kernel.mjs")]
+# Less memory and a quicker start in exchange for a slower peak. -Xrs: no signal
+# is Java's.
+JAVA = ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xrs", "-cp", os.path.join(HERE, "java"), "Kernel"]
+# What each language needs in a template, and how its kernel is started; the
+# working directory and the language are added. A language costs nothing before
+# its first use.
+LANGUAGES = {
+    "python": ((), python("kernel")),
+    "javascript": (("node",), NODE),
+    "typescript": (("node",), NODE),
+    "r": (("R", "/usr/lib/R/site-library/IRkernel", os.path.join(HERE, "jupyter.py")), python("jupyter")),
+    "java": (("java", os.path.join(HERE, "java/Kernel.class")), JAVA),
+    "bash": (("bash",), python("shell")),
+}
+ALIASES = {"python3": "python", "py": "python", "js": "javascript", "ts": "typescript", "sh": "bash", "shell": "bash"}
+FULL = "code-interpreter-v1"  # the template that has all of them
+FIRST = ("python", "javascript")  # have a context from the start
+BINARIES = ("/usr/local/bin", "/usr/bin", "/bin")
+
+
+def has(thing):
+    """Reports whether the template has a program or a path."""
+    if thing.startswith("/"):
+        return os.path.exists(thing)
+    return any(os.access(os.path.join(d, thing), os.X_OK) for d in BINARIES)
+
+
+def available():
+    """Returns the languages that the template has."""
+    return [name for name, (needs, _) in LANGUAGES.items() if all(map(has, needs))]
 
 
 def log(text):
@@ -180,8 +218,8 @@ class Kernel:
     while there is none.
     """
 
-    def __init__(self, house, cwd):
-        self.house, self.cwd = house, cwd
+    def __init__(self, house, language, cwd):
+        self.house, self.language, self.cwd = house, language, cwd
         self.lock = threading.Lock()
         self.pid = 0
         self.ended = False  # reaped
@@ -224,7 +262,7 @@ class Kernel:
         try:
             # setpriv: if we die, the kernel must not stay: nobody could reach
             # it again.
-            args = ["/usr/bin/setpriv", "--pdeathsig", "KILL", sys.executable, "-X", "utf8", "-P", "-c", LAUNCH, self.cwd]
+            args = ["/usr/bin/setpriv", "--pdeathsig", "KILL", *LANGUAGES[self.language][1], self.cwd, self.language]
             self.pid = os.posix_spawn(
                 args[0], args, env, setsid=True, setsigdef=[signal.SIGINT, signal.SIGPIPE],
                 file_actions=[(os.POSIX_SPAWN_DUP2, fd, i) for i, fd in enumerate(high)],
@@ -248,7 +286,17 @@ class Kernel:
 
     def interrupt(self, group):
         """Interrupts the kernel, and with group also the processes it started."""
-        self.signal(signal.SIGINT, group)
+        if self.language != "python":
+            self.tell({"op": "interrupt"})
+        if self.language == "python" or group:
+            self.signal(signal.SIGINT, group)
+
+    def tell(self, command):
+        """Sends a short command that has no answer; it may run a cell meanwhile."""
+        try:
+            os.write(self.commands, json.dumps(command).encode() + b"\n")  # less than PIPE_BUF: whole or not at all
+        except OSError:
+            pass
 
     def signal(self, number, group=False):
         if self.pid and not self.ended:
@@ -417,6 +465,10 @@ class Context:
     def json(self):
         return {"id": self.id, "language": self.language, "cwd": self.cwd}
 
+    def rename(self):
+        self.id = random_id()
+        return self.id
+
     def ready(self):
         """Returns a living kernel that is this sandbox's own, a new one if need be."""
         with self.starting:
@@ -436,7 +488,7 @@ class Context:
                     self.kernel = None
                 # A directory that is gone must not make the context unusable.
                 cwd = self.cwd if os.path.isdir(self.cwd) else "/"
-                k = Kernel(self.house, cwd)
+                k = Kernel(self.house, self.language, cwd)
                 self.house.spawn(k)
                 with k.lock:
                     if not k.await_event("ready", START_TIMEOUT):
@@ -447,6 +499,14 @@ class Context:
                 self.kernel = k
                 self.house.watch(self, k)
             return k
+
+    def drop(self):
+        """Ends a process that has run nothing and that the sandbox may do without."""
+        with self.starting:
+            k = self.kernel
+            if k is not None and not k.used and not self.turns.queue:
+                k.told = True
+                k.kill("was of another sandbox")
 
     def settle(self, k):
         """Gives a kernel that is a copy random state of its own; the caller holds its lock."""
@@ -505,7 +565,7 @@ class Context:
             p.register(fd, select.POLLIN)
         client.watch(p)
         heard = asked = time.monotonic()
-        answered = False
+        answered = counted = False
         said = Said(client)
         while True:
             now = time.monotonic()
@@ -519,19 +579,27 @@ class Context:
                 raise Gone
             # Before the events are read: what was printed before an event comes
             # before it, and what is printed after it is written only when the
-            # event has been read, see kernel.py.
-            for fd in (k.out, k.err):
-                if fd in ready or k.events in ready or k.death in ready:
-                    for text in k.outputs(fd):
-                        said.add(k.decoders[fd][0], text)
-                if fd in ready and fd in k.shut:
-                    p.unregister(fd)  # or it would wake us for ever
+            # event has been read, see kernel.py. Only the first one, the cell's
+            # number, comes before all output.
+            if counted or k.death in ready:
+                for fd in (k.out, k.err):
+                    if fd in ready or k.events in ready or k.death in ready:
+                        self.gather(k, fd, said)
+                    if fd in ready and fd in k.shut:
+                        p.unregister(fd)  # or it would wake us for ever
             if k.events in ready:
                 events, open_ = k.read_events()
                 if not open_:
                     p.unregister(k.events)
                 for e in events:
                     answered = True
+                    if not counted and e.get("t") != "busy":
+                        counted = True
+                        if e.get("t") == "count":
+                            client.emit(to_event(e))
+                            e = {}
+                        for fd in (k.out, k.err):
+                            self.gather(k, fd, said)
                     if e.get("t") == "done":
                         for fd in (k.out, k.err):
                             said.add(k.decoders[fd][0], k.decoders[fd][1].decode(b"", True))
@@ -554,6 +622,11 @@ class Context:
             if now - max(heard, said.at) >= KEEPALIVE:
                 client.emit({"type": "keepalive"})
                 heard = now
+
+    @staticmethod
+    def gather(k, fd, said):
+        for text in k.outputs(fd):
+            said.add(k.decoders[fd][0], text)
 
     def abandon(self, k):
         """Interrupts an execution whose client has gone, until it has ended."""
@@ -655,7 +728,7 @@ class House:
     def __init__(self):
         self.lock = threading.RLock()
         self.contexts = {}
-        self.default = None
+        self.defaults = {}  # language → context of executions that name none
         self.identity = read_identity()
         self.orders = []  # kernels to start, with an event that says it was done
         self.kernels = {}  # pid → (kernel, its context once it is ready)
@@ -708,21 +781,24 @@ class House:
                 # A cell that was running while the sandbox was saved goes on
                 # running; the others are told again before they run anything.
                 if kernel.used and kernel.lock.locked():
-                    kernel.signal(signal.SIGRTMIN + (5 if other else 6))
-            d = self.default
-            if other and d is not None and d.id in self.contexts and (d.kernel is None or not d.kernel.used) and not d.turns.queue:
-                # Nobody has been told its id but the sandbox that was saved.
-                del self.contexts[d.id]
-                d.id = random_id()
-                self.contexts[d.id] = d
+                    if kernel.language == "python":
+                        kernel.signal(signal.SIGRTMIN + (5 if other else 6))
+                    else:
+                        kernel.tell({"op": "reseed", "all": other, "silent": True})
+            if not other:
+                return
+            for d in self.defaults.values():
+                if d.id in self.contexts and (d.kernel is None or not d.kernel.used) and not d.turns.queue:
+                    # Nobody has been told its id but the sandbox that was saved.
+                    self.contexts = {(k if c is not d else d.rename()): c for k, c in self.contexts.items()}
 
-    def default_context(self):
+    def default_context(self, language="python"):
+        """Returns the context of a language for executions that name none. It may have no process yet."""
         with self.lock:
-            if self.default is None or self.default.id not in self.contexts:
-                self.default = self.add("python", HOME if os.path.isdir(HOME) else os.getcwd())
-            c = self.default
-        c.ready()
-        return c
+            c = self.defaults.get(language)
+            if c is None or c.id not in self.contexts:
+                c = self.defaults[language] = self.add(language, HOME if os.path.isdir(HOME) else os.getcwd())
+            return c
 
     def add(self, language, cwd):
         with self.lock:
@@ -755,7 +831,11 @@ class House:
 
     def warm_up(self):
         try:
-            self.default_context()
+            languages = available()
+            for language in FIRST:
+                if language in languages:
+                    self.default_context(language)
+            self.default_context().ready()
             self.warm = True
         except Exception as e:  # noqa: BLE001 - the next request tries again
             log(f"start kernel: {e}")
@@ -766,8 +846,10 @@ class House:
         if kernel.why != "was of another sandbox":
             log(f"context {context.id}: kernel {kernel.why}")
         # At once, so that the next execution need not wait for it. If it does
-        # not start there is no loop: the next execution tries again.
-        later(context.ready)
+        # not start there is no loop: the next execution tries again. The other
+        # languages cost more, and may not be used again.
+        if context.language == "python":
+            later(context.ready)
 
     # --- the main thread
 
@@ -805,7 +887,7 @@ class House:
         for c in contexts:
             k = c.kernel
             if k is not None and not k.used and k.identity != self.identity:
-                later(c.ready)
+                later(c.ready if c.language == "python" else c.drop)
 
     def run(self, listener, notices):
         me = select.poll()
@@ -1109,7 +1191,7 @@ class Client:
         # Warm means warm: a snapshot may be taken once this says OK.
         if not self.house.warm:
             raise BadRequest(503, "starting")
-        self.house.default_context()
+        self.house.default_context().ready()
         self.answer(200, b"OK", "text/plain; charset=utf-8")
 
     def execute(self, body):
@@ -1125,10 +1207,10 @@ class Client:
             envs = strings(body.get("env_vars"))
         except ValueError as e:
             raise BadRequest(400, f"env_vars: {e}") from e
-        language = language_of(body.get("language"))
+        language, refused = language_of(body.get("language"))
         context = None
-        if language is not None:
-            context = self.house.get(cid) if cid else self.house.default_context()
+        if not refused:
+            context = self.house.get(cid) if cid else self.house.default_context(language)
             if len(context.turns.queue) > MAX_WAITING:
                 raise BadRequest(429, f"{MAX_WAITING} executions wait in this context already")
             context.ready()
@@ -1137,9 +1219,7 @@ class Client:
         if context is None:
             # As an event and not as a status: the official clients show a
             # status without its text.
-            self.emit({"type": "error", "name": "UnsupportedLanguage",
-                       "value": f"language {body['language'][:64]!r} is not supported by this template; supported: {SUPPORTED}",
-                       "traceback": ""})  # fmt: skip
+            self.emit({"type": "error", "name": "UnsupportedLanguage", "value": refused, "traceback": ""})
         else:
             self.in_turn(context, code, envs)
         self.emit({"type": "end_of_execution"})
@@ -1177,9 +1257,9 @@ class Client:
 
     def create_context(self, body):
         body = self.object(body)
-        language = language_of(body.get("language"))
-        if language is None:
-            raise BadRequest(400, f"language {body['language'][:64]!r} is not supported by this template; supported: {SUPPORTED}")
+        language, refused = language_of(body.get("language"))
+        if refused:
+            raise BadRequest(400, refused)
         cwd = body.get("cwd") or HOME
         if not isinstance(cwd, str) or "\0" in cwd or not cwd.startswith("/"):
             raise BadRequest(400, "cwd must be an absolute path")
@@ -1201,10 +1281,16 @@ class Client:
 
 
 def language_of(v):
-    """Returns the supported language that v names, or None."""
+    """Returns the language that v names, and why there can be no context of it, if so."""
     if v is not None and not isinstance(v, str):
         raise BadRequest(400, "language must be a string")
-    return LANGUAGES.get((v or "python").lower())
+    name = (v or "python").strip().lower()
+    name = ALIASES.get(name, name)
+    if name not in LANGUAGES:
+        return name, f"language {name[:64]!r} is not known; this template has: {', '.join(available())}"
+    if not all(map(has, LANGUAGES[name][0])):
+        return name, f"language {name!r} is not in this template, but in {FULL}; this one has: {', '.join(available())}"
+    return name, None
 
 
 def notices_of(directory):
