@@ -488,7 +488,7 @@ print(sorted(f for f in os.listdir() if len(f) < 8), 'IPython' in sys.modules)`,
 		if got := run(t, url, "y"); len(got.errors) != 1 || got.errors[0].Name != "NameError" {
 			t.Errorf("default: got %+v", got)
 		}
-		if status, out := call(t, "GET", url+"/contexts", ""); status != http.StatusOK || strings.Count(out, `"id"`) != 3 {
+		if status, out := call(t, "GET", url+"/contexts", ""); status != http.StatusOK || strings.Count(out, `"language": "python"`) != 3 {
 			t.Errorf("list: got %d %s", status, out)
 		}
 		if status, out := call(t, "POST", url+"/contexts/"+a+"/restart", ""); status != http.StatusNoContent {
@@ -763,12 +763,25 @@ print(sorted(f for f in os.listdir() if len(f) < 8), 'IPython' in sys.modules)`,
 	})
 
 	t.Run("language", func(t *testing.T) {
-		a := run(t, url, "1", "language", "javascript")
-		if len(a.errors) != 1 || a.errors[0].Name != "UnsupportedLanguage" || !strings.Contains(a.errors[0].Value, "supported: python") {
+		a := run(t, url, "1", "language", "cobol")
+		if len(a.errors) != 1 || a.errors[0].Name != "UnsupportedLanguage" || !strings.Contains(a.errors[0].Value, "python") {
 			t.Errorf("execute: got %+v", a)
 		}
-		if status, out := call(t, "POST", url+"/contexts", `{"language": "r"}`); status != http.StatusBadRequest || !strings.Contains(out, "supported: python") {
+		if status, out := call(t, "POST", url+"/contexts", `{"language": "cobol"}`); status != http.StatusBadRequest || !strings.Contains(out, "python") {
 			t.Errorf("context: got %d %q", status, out)
+		}
+		for language, cells := range map[string][2]string{
+			"javascript": {"let x = [1, 2].length", "await Promise.resolve(x + 40)"},
+			"typescript": {"const x: number = 2", "(x as number) + 40"},
+			"r":          {"x <- 2", "x + 40"},
+			"java":       {"int x = 2;", "x + 40"},
+			"bash":       {"x=2", "echo $((x + 40))"},
+		} {
+			run(t, url, cells[0], "language", language)
+			a := run(t, url, cells[1], "language", language)
+			if !strings.Contains(fmt.Sprint(a.results, a.stdout), "42") || len(a.errors) != 0 { // R shows values, without a main one
+				t.Errorf("%s: got %+v", language, a)
+			}
 		}
 	})
 
