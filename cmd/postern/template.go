@@ -2,82 +2,392 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
+	"postern/internal/erofs"
+	"postern/internal/rootfs"
 	"postern/internal/template"
 )
 
+// A templateFacts describes a template in the list.
+type templateFacts struct {
+	Name   string    `json:"name"` // empty for one that an older program has built
+	ID     string    `json:"id"`
+	Of     string    `json:"of"`    // "server" or "project"
+	State  string    `json:"state"` // of the newest build: "ready", "building", "waiting", "error"
+	Public bool      `json:"public"`
+	Built  time.Time `json:"built"` // or changed
+}
+
+// templates is what the commands below "postern template" share.
+type templates struct {
+	c Config
+
+	all, spdx, private bool
+	file, name         string
+}
+
+// own opens the server's own templates. Its caller closes them.
+func (t *templates) own(out *output) (*template.Cache, error) {
+	g, err := guest()
+	if err != nil {
+		return nil, err
+	}
+	conf := template.Config{Dir: t.c.Cache, Guest: g}
+	if out != nil {
+		conf.Progress = out
+	}
+	return template.New(slog.New(slog.DiscardHandler), conf)
+}
+
 func templateCommand() *command {
-	c := Config{}
-	all := false
-	open := func(out *output) (*template.Cache, error) {
-		g, err := guest()
-		if err != nil {
-			return nil, err
-		}
-		return template.New(slog.New(slog.DiscardHandler), template.Config{Dir: c.Cache, Guest: g, Progress: out})
-	}
+	t := &templates{}
 	return &command{
-		use: "template", short: "build the server's own templates, remove old ones", long: `
-A template is made from Debian's packages with mmdebstrap, which must be
-installed, and for base from packages that npm fetches. It is cached: with the
-same definition this takes milliseconds. "postern up" builds base when it
-starts, and the others at their first use. A template is stored as an image,
-and its packages are kept compressed for the next version of Postern: together
-they need 2 GB for base. Paused sandboxes and snapshots need the template that
-they were started from: prune when those of older programs are gone.`,
+		use: "template", short: "list, inspect, build, export, import and remove templates", long: `
+A template is a root file system from which sandboxes start. The server has its
+own, such as base. A project makes more, with E2B's SDK and CLI or with "postern
+template build" and "import"; they are seen by that project alone until it
+publishes them.
+
+The server's own templates are made from Debian's packages with mmdebstrap, which
+must be installed, and for base from packages that npm fetches. They are kept in
+--cache: with the same definition a build takes milliseconds. "postern up" builds
+base when it starts, and the others at their first use. Packages are kept
+compressed for the next version of Postern: together they need 2 GB for base.
+Paused sandboxes and snapshots need the template that they were started from:
+prune when those of older programs are gone. Builds of projects that nobody uses
+are removed by the server itself.`,
+		example: `postern template list
+postern template inspect base --spdx > base.spdx.json
+postern template import app.tar --name app`,
 		flags: func(fs *pflag.FlagSet) {
-			pathVar(fs, &c.Cache, "cache", "/var/cache/postern", "`directory` for templates")
+			t.c.location(fs)
+			pathVar(fs, &t.c.Cache, "cache", "/var/cache/postern", "`directory` for the server's own templates")
 		},
-		below: []*command{
-			{
-				use: "build [NAME...]", short: "build the templates of these names, or base",
-				example: `  postern template build
-  postern template build slim
-  postern template build --all`,
-				flags: func(fs *pflag.FlagSet) {
-					fs.BoolVar(&all, "all", false, "build all templates of the server")
-				},
-				run: func(ctx context.Context, args []string, out *output) error {
-					if all && len(args) > 0 {
-						return fmt.Errorf("%w: --all builds every template: give it no names", errUsage)
-					}
-					cache, err := open(out)
-					if err != nil {
-						return err
-					}
-					defer cache.Close()
-					if all {
-						args = cache.Names()
-					}
-					ts, err := cache.Build(ctx, args...)
-					for _, t := range ts {
-						fmt.Fprintf(out, "template %s: %d packages, %d MB, %s\n", t.ID, t.Packages, t.Bytes/1e6, t.RootImage)
-					}
+		below: []*command{t.listCommand(), t.inspectCommand(), t.buildCommand(), t.exportCommand(), t.importCommand(), t.publishCommand(), t.deleteCommand(), t.pruneCommand()},
+	}
+}
+
+func (t *templates) listCommand() *command {
+	return &command{
+		use: "list", short: "list the server's templates and the project's", lists: true,
+		run: onServer(&t.c, func(ctx context.Context, l *local, args []string, out *output) error {
+			if err := noArgs(args); err != nil {
+				return err
+			}
+			all, err := t.listOwn()
+			if err != nil {
+				return err
+			}
+			projects, missing := l.projectTemplates(ctx)
+			all = append(all, projects...)
+			if missing != nil && (len(all) == 0 || l.base != "") {
+				return missing
+			}
+			rows := [][]string{{"NAME", "ID", "OF", "STATE", "PUBLIC", "BUILT"}}
+			for _, f := range all {
+				rows = append(rows, []string{printable(f.Name), f.ID, f.Of, f.State, yesNo(f.Public), ago(f.Built)})
+			}
+			if err := out.rows(all, rows); err != nil || missing == nil || out.json {
+				return err
+			}
+			_, err = fmt.Fprintln(out, "\nTemplates of projects are not listed:", missing)
+			return err
+		}),
+	}
+}
+
+func yesNo(v bool) string {
+	if v {
+		return "yes"
+	}
+	return "no"
+}
+
+// listOwn returns the server's own templates that are built.
+func (t *templates) listOwn() ([]templateFacts, error) {
+	cache, err := t.own(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer cache.Close()
+	list, err := cache.List()
+	if err != nil {
+		return nil, err
+	}
+	out := []templateFacts{}
+	for _, o := range list {
+		f := templateFacts{ID: o.ID, Of: "server", State: "ready", Public: true, Built: o.Built}
+		if id, err := cache.Lookup(o.Name); err == nil && id == o.ID {
+			f.Name = o.Name
+		}
+		out = append(out, f)
+	}
+	return out, nil
+}
+
+// ownID returns the ID of the server's own template of a name or an ID, or an empty one.
+func ownID(cache *template.Cache, name string) (string, error) {
+	if id, err := cache.Lookup(name); err == nil {
+		return id, nil
+	}
+	list, err := cache.List()
+	if err != nil {
+		return "", err
+	}
+	if slices.ContainsFunc(list, func(o template.Template) bool { return o.ID == name }) {
+		return name, nil
+	}
+	return "", nil
+}
+
+func (t *templates) inspectCommand() *command {
+	return &command{
+		use: "inspect NAME", short: "show what a template is made of, by digest", facts: true, long: `
+NAME is a name, with or without a tag, or an ID. The image's digest pins every
+file; the source is the digest of the image from which the build began. With --json
+all packages are listed, and --spdx prints them as a document in SPDX 2.3.`,
+		example: `postern template inspect app:v2 --json
+postern template inspect base --spdx > base.spdx.json`,
+		flags: func(fs *pflag.FlagSet) {
+			fs.BoolVar(&t.spdx, "spdx", false, "print a document in SPDX 2.3 (JSON)")
+		},
+		run: onServer(&t.c, func(ctx context.Context, l *local, args []string, out *output) error {
+			name, err := oneArg(args, "NAME")
+			if err != nil {
+				return err
+			}
+			if l.base == "" {
+				if done, err := t.inspectOwn(ctx, name, out); done || err != nil {
 					return err
-				},
-			},
-			{
-				use: "prune", short: "remove templates that neither this program nor a running server uses",
-				run: func(ctx context.Context, args []string, out *output) error {
-					if err := noArgs(args); err != nil {
-						return err
-					}
-					cache, err := open(out)
-					if err != nil {
-						return err
-					}
-					defer cache.Close()
-					gone, err := cache.Prune(ctx)
-					for _, id := range gone {
-						fmt.Fprintf(out, "template %s: removed\n", id)
-					}
-					return err
-				},
-			},
+				}
+			}
+			return l.inspectTemplate(ctx, name, t.spdx, out)
+		}),
+	}
+}
+
+// inspectOwn shows one of the server's own templates. It reports false if NAME is none.
+func (t *templates) inspectOwn(ctx context.Context, name string, out *output) (bool, error) {
+	cache, err := t.own(nil)
+	if err != nil {
+		return false, err
+	}
+	defer cache.Close()
+	id, err := ownID(cache, name)
+	if err != nil || id == "" {
+		return false, err
+	}
+	rec, err := cache.Record(id)
+	if errors.Is(err, template.ErrNotFound) {
+		return true, fmt.Errorf("template %s is not built yet: postern template build %s", name, name)
+	}
+	if err != nil {
+		return true, err
+	}
+	if t.spdx {
+		return true, ownSPDX(rec, out)
+	}
+	return true, out.facts(rec, func() error {
+		return out.table([][]string{
+			{"template", strings.Join(rec.Names, ", ")}, {"id", rec.ID}, {"of", "the server"}, {"built", ago(rec.Built)},
+			{"image", rec.Digest}, {"path", rec.Path}, {"size", fmt.Sprintf("%d MB", rec.Bytes/1e6)}, {"packages", fmt.Sprint(len(rec.Packages))},
+		})
+	})
+}
+
+// ownSPDX prints what is in one of the server's own templates.
+func ownSPDX(rec template.Record, out *output) (err error) {
+	if rec.Digest == "" {
+		return fmt.Errorf("template %s was built by an older program, without an image: build it again", rec.ID)
+	}
+	tree, err := rootfs.Open(rec.Path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, tree.Close()) }()
+	d := rootfs.Document{Name: rec.ID, Created: rec.Built, Tool: "postern"}
+	if _, err := fmt.Sscanf(rec.Digest, "%x", (*[len(erofs.Digest{})]byte)(&d.Image)); err != nil {
+		return fmt.Errorf("digest of %s: %w", rec.ID, err)
+	}
+	return tree.WriteSPDX(out, d)
+}
+
+func (t *templates) buildCommand() *command {
+	return &command{
+		use: "build [NAME…]", short: "build the server's own templates, or a project's from a definition", long: `
+Without -f it builds the server's own templates: base, or those that are named.
+
+With -f it builds a template of a project from a file of JSON with the fields of
+E2B's request: fromImage or fromTemplate, steps, startCmd, readyCmd. Steps that
+copy files need E2B's SDK or CLI, which upload them.`,
+		example: `postern template build
+postern template build slim
+postern template build --all
+postern template build -f app.json --name app:v2`,
+		flags: func(fs *pflag.FlagSet) {
+			fs.BoolVar(&t.all, "all", false, "build all of the server's own templates")
+			fs.StringVarP(&t.file, "file", "f", "", "definition `file`")
+			fs.StringVar(&t.name, "name", "", "`name` of the template, with or without a tag; for -f")
+		},
+		run: func(ctx context.Context, args []string, out *output) error {
+			switch {
+			case t.file != "" && (len(args) > 0 || t.all || t.name == ""):
+				return fmt.Errorf("%w: -f needs --name and nothing else", errUsage)
+			case t.file != "":
+				return onServer(&t.c, func(ctx context.Context, l *local, _ []string, out *output) error {
+					return l.buildTemplate(ctx, t.file, t.name, out)
+				})(ctx, args, out)
+			case t.name != "":
+				return fmt.Errorf("%w: --name is for -f", errUsage)
+			case t.all && len(args) > 0:
+				return fmt.Errorf("%w: --all builds every template: give it no names", errUsage)
+			}
+			cache, err := t.own(out)
+			if err != nil {
+				return err
+			}
+			defer cache.Close()
+			if t.all {
+				args = cache.Names()
+			}
+			built, err := cache.Build(ctx, args...)
+			for _, o := range built {
+				fmt.Fprintf(out, "template %s: %d packages, %d MB, %s\n", o.ID, o.Packages, o.Bytes/1e6, o.RootImage)
+			}
+			return err
 		},
 	}
+}
+
+func (t *templates) exportCommand() *command {
+	return &command{
+		use: "export NAME FILE", short: "write a project's template as an OCI layout", long: `
+FILE is a tar archive with one image, which "postern template import", "docker load"
+of newer versions, skopeo and podman take. It must not exist. The root file system is
+one layer; the same build gives the same bytes.`,
+		example: `postern template export app app.tar`,
+		run: onServer(&t.c, func(ctx context.Context, l *local, args []string, out *output) error {
+			if len(args) != 2 {
+				return fmt.Errorf("%w: want NAME and FILE, got %d arguments", errUsage, len(args))
+			}
+			l.http.Timeout = 0 // it has gigabytes; ^C ends it
+			if err := l.download(ctx, templatePath(args[0], "image"), args[1], out); err != nil {
+				return noTemplate(args[0], err)
+			}
+			_, err := fmt.Fprintln(out, "wrote", args[1])
+			return err
+		}),
+	}
+}
+
+func (t *templates) importCommand() *command {
+	return &command{
+		use: "import FILE --name NAME", short: "build a project's template from an image in a file", long: `
+FILE is what "docker save" writes, or an OCI layout: a directory, or a tar archive of
+it, perhaps compressed with gzip or zstd. It must hold one image for this machine.
+What is in it becomes the root file system, and of its configuration only the
+environment is used.`,
+		example: `docker save app:1 > app.tar && postern template import app.tar --name app`,
+		flags: func(fs *pflag.FlagSet) {
+			fs.StringVar(&t.name, "name", "", "`name` of the template, with or without a tag")
+		},
+		run: onServer(&t.c, func(ctx context.Context, l *local, args []string, out *output) error {
+			file, err := oneArg(args, "FILE")
+			if err != nil {
+				return err
+			}
+			if t.name == "" {
+				return fmt.Errorf("%w: --name is missing", errUsage)
+			}
+			return l.importTemplate(ctx, filepath.Clean(file), t.name, out)
+		}),
+	}
+}
+
+func (t *templates) publishCommand() *command {
+	return &command{
+		use: "publish NAME", short: "let other projects start sandboxes from a template", long: `
+Other projects name it PROJECT/NAME. They can read everything in it.`,
+		example: `postern template publish app
+postern template publish app --private`,
+		flags: func(fs *pflag.FlagSet) {
+			fs.BoolVar(&t.private, "private", false, "end that; sandboxes that run continue")
+		},
+		run: onServer(&t.c, func(ctx context.Context, l *local, args []string, out *output) error {
+			name, err := oneArg(args, "NAME")
+			if err != nil {
+				return err
+			}
+			var said struct{ Names []string }
+			if err := l.call(ctx, "PATCH", "/v2"+templatePath(name, ""), map[string]bool{"public": !t.private}, &said); err != nil {
+				return noTemplate(name, err)
+			}
+			word := "published"
+			if t.private {
+				word = "no longer published"
+			}
+			_, err = fmt.Fprintln(out, word, printable(strings.Join(said.Names, ", ")))
+			return err
+		}),
+	}
+}
+
+func (t *templates) deleteCommand() *command {
+	return &command{
+		use: "delete NAME", short: "delete a project's template, which no sandbox or snapshot needs",
+		run: onServer(&t.c, func(ctx context.Context, l *local, args []string, out *output) error {
+			name, err := oneArg(args, "NAME")
+			if err != nil {
+				return err
+			}
+			if err := l.call(ctx, "DELETE", templatePath(name, ""), nil, nil); err != nil {
+				return noTemplate(name, err)
+			}
+			_, err = fmt.Fprintln(out, "deleted", name)
+			return err
+		}),
+	}
+}
+
+func (t *templates) pruneCommand() *command {
+	return &command{
+		use: "prune", short: "remove the server's own templates that neither this program nor a running server uses",
+		run: func(ctx context.Context, args []string, out *output) error {
+			if err := noArgs(args); err != nil {
+				return err
+			}
+			cache, err := t.own(out)
+			if err != nil {
+				return err
+			}
+			defer cache.Close()
+			gone, err := cache.Prune(ctx)
+			for _, id := range gone {
+				fmt.Fprintf(out, "template %s: removed\n", id)
+			}
+			return err
+		},
+	}
+}
+
+// readDefinition reads a file of at most a mebibyte.
+func readDefinition(file string) ([]byte, error) {
+	info, err := os.Stat(file)
+	if err == nil && info.Size() > maxConfig {
+		err = fmt.Errorf("%s has more than %d bytes", file, maxConfig)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.ReadFile(file)
 }
