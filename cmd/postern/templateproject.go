@@ -108,7 +108,7 @@ func (l *local) inspectTemplate(ctx context.Context, name string, spdx bool, out
 		rows := [][]string{
 			{"template", printable(strings.Join(r.Names, ", "))}, {"id", r.TemplateID}, {"build", r.BuildID}, {"tags", printable(strings.Join(r.Tags, ", "))},
 			{"public", yesNo(r.Public)}, {"from", printable(from)}, {"source", r.Source}, {"image", r.Image}, {"size", fmt.Sprintf("%d MB", r.ImageBytes/1e6)},
-			{"sandbox", fmt.Sprintf("%d CPUs, %d MiB memory, %d MiB disk", r.CPUCount, r.MemoryMB, r.DiskSizeMB)},
+			{"CPUs", orDefault(r.CPUCount, "")}, {"memory", orDefault(r.MemoryMB, " MiB")}, {"disk", orDefault(r.DiskSizeMB, " MiB")},
 			{"start", printable(r.StartCmd)}, {"ready", printable(r.ReadyCmd)}, {"steps", strconv.Itoa(r.Steps)}, {"packages", strings.Join(packages, ", ")},
 		}
 		for i, d := range r.Layers {
@@ -116,6 +116,14 @@ func (l *local) inspectTemplate(ctx context.Context, name string, spdx bool, out
 		}
 		return out.table(slices.DeleteFunc(rows, func(r []string) bool { return r[1] == "" }))
 	})
+}
+
+// orDefault writes a size of the sandboxes of a template.
+func orDefault(n int64, unit string) string {
+	if n == 0 {
+		return "the server's default"
+	}
+	return strconv.FormatInt(n, 10) + unit
 }
 
 // startedBuild is the answer to a request for a build.

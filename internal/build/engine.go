@@ -115,7 +115,7 @@ func (s *Service) outward(ctx context.Context, j *job, step string, err error) e
 	if err == nil || ctx.Err() != nil {
 		return wrapStep(step, err)
 	}
-	for _, known := range []error{errUser, ErrInvalid, ErrNotFound, ErrFull, registry.ErrInvalid, registry.ErrDenied, registry.ErrNotFound, registry.ErrFull, rootfs.ErrInvalid, sandbox.ErrInvalid, sandbox.ErrFull, sandbox.ErrNoShell} {
+	for _, known := range []error{errUser, ErrInvalid, ErrNotFound, ErrFull, registry.ErrInvalid, registry.ErrDenied, registry.ErrNotFound, registry.ErrUnreachable, registry.ErrFull, rootfs.ErrInvalid, sandbox.ErrInvalid, sandbox.ErrFull, sandbox.ErrNoShell} {
 		if errors.Is(err, known) {
 			return wrapStep(step, err)
 		}

@@ -74,6 +74,9 @@ func (s *session) layer(ctx context.Context, d v1.Descriptor, diff v1.Hash, left
 		}
 		defer res.Body.Close()
 		l.Size, err = s.p.ingest(ctx, res.Body, d, diff, left, s.origin())
+		if errors.Is(err, errTransfer) && !errors.Is(err, ErrInvalid) && ctx.Err() == nil {
+			err = s.unreachable(s.at, err)
+		}
 		return err
 	})
 	return l, false, err
@@ -179,7 +182,7 @@ func (p *Puller) ingest(ctx context.Context, r io.Reader, d v1.Descriptor, diff 
 	err = p.place(func(f *os.File) error {
 		tar, err := uncompressed(bufio.NewReaderSize(blob, 1<<20))
 		if blob.err != nil {
-			return fmt.Errorf("blob %s: %w", d.Digest, blob.err)
+			return fmt.Errorf("blob %s: %w: %w", d.Digest, errTransfer, blob.err)
 		}
 		if err != nil {
 			return fmt.Errorf("blob %s: %w", d.Digest, err)
@@ -202,7 +205,7 @@ func (p *Puller) ingest(ctx context.Context, r io.Reader, d v1.Descriptor, diff 
 		case ctx.Err() != nil:
 			return fmt.Errorf("blob %s: %w", d.Digest, context.Cause(ctx))
 		case blob.err != nil:
-			return fmt.Errorf("blob %s: %w", d.Digest, blob.err)
+			return fmt.Errorf("blob %s: %w: %w", d.Digest, errTransfer, blob.err)
 		case err != nil:
 			return fmt.Errorf("%w: the blob %s is damaged: %w", ErrInvalid, d.Digest, err)
 		case hexSum(blob.hash) != d.Digest.Hex:
@@ -217,6 +220,9 @@ func (p *Puller) ingest(ctx context.Context, r io.Reader, d v1.Descriptor, diff 
 	}
 	return size, p.note(diff, size, d.Digest.String(), origin)
 }
+
+// errTransfer means that a blob did not arrive.
+var errTransfer = errors.New("transfer")
 
 func hexSum(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
 
@@ -327,7 +333,11 @@ func (w *sink) Write(b []byte) (n int, err error) {
 			return 0, fmt.Errorf("%w: the disk has less than %d MiB free", ErrFull, w.p.conf.KeepFreeMB)
 		}
 	}
-	return w.f.Write(b) //nolint:wrapcheck // a writer's
+	n, err = w.f.Write(b)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return n, fmt.Errorf("%w: the disk is full", ErrFull)
+	}
+	return n, err
 }
 
 // Prune removes the layers whose DiffIDs keep does not report and that no pull has used

@@ -2,15 +2,18 @@ package registry
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -111,7 +114,7 @@ func (a *answer) Unwrap() error {
 	case http.StatusNotFound:
 		return ErrNotFound
 	}
-	return nil
+	return ErrUnreachable
 }
 
 // passing says whether another attempt may succeed.
@@ -262,11 +265,37 @@ func (s *session) send(ctx context.Context, method string, u *url.URL, accept []
 
 // unreachable is the error of a host that cannot be reached.
 func (s *session) unreachable(e endpoint, err error) error {
-	if u, ok := errors.AsType[*url.Error](err); ok {
-		err = u.Err // without the URL, which may hold a CDN's signature
+	why := "the connection failed; try again later"
+	var name *net.DNSError
+	var cert *tls.CertificateVerificationError
+	var errno syscall.Errno
+	switch {
+	case errors.Is(err, publicnet.ErrRefused):
+		why = "its address is not a public one; the operator can allow the host with --registry-allow"
+	case errors.As(err, &name):
+		why = "its name is not found"
+	case errors.As(err, &cert):
+		why = "its certificate is not valid for it, or is by an authority that this server does not trust"
+	case errors.Is(err, context.DeadlineExceeded):
+		why = "it did not answer in time"
+	case errors.As(err, &errno):
+		why = errno.Error()
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		why = "its answer ended early; bytes are missing"
 	}
-	return fmt.Errorf("ask the registry %s: %w", e.address(), err)
+	return &unreachableError{e.address() + ": " + why, err}
 }
+
+// An unreachableError is the error of a host that cannot be reached. Its text does not
+// quote the cause: that has addresses that names inside resolve to, and URLs with a
+// CDN's signature.
+type unreachableError struct {
+	text  string
+	cause error
+}
+
+func (u *unreachableError) Error() string   { return ErrUnreachable.Error() + ": " + u.text }
+func (u *unreachableError) Unwrap() []error { return []error{ErrUnreachable, u.cause} }
 
 // A body is a response's body that ends when nothing comes. The attack: a registry that
 // sends one byte in a while holds a build for ever.

@@ -39,6 +39,8 @@ var (
 	ErrDenied = errors.New("the registry denies access")
 	// ErrNotFound means that the registry has no such image.
 	ErrNotFound = errors.New("image not found")
+	// ErrUnreachable means that the registry cannot be reached, or fails.
+	ErrUnreachable = errors.New("the registry cannot be used")
 	// ErrFull means that the disk has too little space for an image.
 	ErrFull = errors.New("no space")
 )
