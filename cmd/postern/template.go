@@ -224,7 +224,7 @@ func ownSPDX(rec template.Record, out *output) (err error) {
 
 func (t *templates) buildCommand() *command {
 	return &command{
-		use: "build [NAME…]", short: "build the server's own templates, or a project's from a definition", long: `
+		use: "build [NAME...]", short: "build the server's own templates, or a project's from a definition", long: `
 Without -f it builds the server's own templates: base, or those that are named.
 
 With -f it builds a template of a project from a file of JSON with the fields of
