@@ -1,6 +1,9 @@
-// The official CLI, as npm has it: what it does with sandboxes.
+// The official CLI, as npm has it: what it does with sandboxes and with templates.
+// serveImages of test/e2e says which images the registry at REGISTRY has.
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { after, before, describe, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
@@ -8,10 +11,11 @@ import * as e2b from 'e2b'
 import { eventually, start } from './server.mjs'
 
 const program = join(dirname(fileURLToPath(import.meta.url)), 'node_modules/.bin/e2b')
+const registry = process.env.REGISTRY
 let server, box
 
 before(async () => {
-  server = await start()
+  server = await start(...(registry ? ['--registry-allow', `http://${registry}`] : []))
   box = await e2b.Sandbox.create({ timeoutMs: 600_000, metadata: { owner: 'cli' } })
 })
 after(async () => {
@@ -131,5 +135,77 @@ describe('e2b sandbox', () => {
     const id = r.out.match(/\bi[a-z0-9]{20}\b/)[0]
     assert.deepEqual((await e2b.Sandbox.getInfo(id)).lifecycle, { onTimeout: 'pause', autoResume: true })
     await e2b.Sandbox.kill(id)
+  })
+})
+
+describe('e2b template', () => {
+  let dir
+  before(() => {
+    dir = mkdtempSync(join(tmpdir(), 'postern-cli-'))
+  })
+  after(() => rmSync(dir, { recursive: true, force: true }))
+  const listed = async () => JSON.parse((await run('template', 'list', '-f', 'json')).out)
+
+  test('list of nothing', async () => {
+    assert.match((await run('template', 'list')).out, /No templates found/)
+    assert.deepEqual(await listed(), [])
+  })
+
+  test('init and migrate write files', async () => {
+    const r = await run('template', 'init', '-n', 'from-init', '-l', 'typescript', '-p', dir)
+    assert.equal(r.code, 0, r.errors + r.out)
+    assert.match(readFileSync(join(dir, 'from-init/template.ts'), 'utf8'), /Template\(\)/)
+    const old = join(dir, 'old')
+    mkdirSync(old)
+    writeFileSync(join(old, 'e2b.Dockerfile'), 'FROM debian:12\nRUN echo hello\n')
+    writeFileSync(join(old, 'e2b.toml'), 'template_id = "abcdefghij0123456789"\ntemplate_name = "old"\ndockerfile = "e2b.Dockerfile"\nstart_cmd = "sleep 1"\n')
+    const m = await run('template', 'migrate', '-p', old, '-l', 'python-sync')
+    assert.equal(m.code, 0, m.errors + m.out)
+    assert.match(readFileSync(join(old, 'template.py'), 'utf8'), /from_image\("debian:12"\)/)
+  })
+
+  test('create builds a Dockerfile, and says what failed', { skip: !registry && 'no REGISTRY' }, async () => {
+    writeFileSync(join(dir, 'hello.txt'), 'hello from a file\n')
+    writeFileSync(join(dir, 'e2b.Dockerfile'), `FROM ${registry}/tiny:latest\nCOPY hello.txt /srv/\nRUN cat /srv/hello.txt >/srv/copy\n`)
+    const r = await run('template', 'create', 'cli-made', '-p', dir, '-c', 'sleep 1000', '--ready-cmd', 'true', '--cpu-count', '1', '--memory-mb', '512')
+    assert.equal(r.code, 0, r.errors + r.out)
+    assert.match(r.out, /Building sandbox template cli-made finished/)
+    const [t] = await listed()
+    assert.deepEqual([t.aliases, t.cpuCount, t.memoryMB, t.public, t.buildStatus], [['cli-made'], 1, 512, false, 'ready'])
+    assert.match((await run('template', 'list')).out, new RegExp(`Private[^]*${t.templateID}[^]*cli-made`))
+
+    writeFileSync(join(dir, 'Broken'), `FROM ${registry}/tiny:latest\nRUN echo on the way; exit 9\n`)
+    const bad = await run('template', 'create', 'cli-broken', '-p', dir, '-d', 'Broken')
+    assert.equal(bad.code, 1)
+    assert.match(bad.out + bad.errors, /on the way[^]*9/)
+    assert.equal((await run('template', 'create', 'cli-odd', '-p', dir, '--cpu-count', '3')).code, 1)
+  })
+
+  test('sandboxes of it, publish, unpublish and delete', { skip: !registry && 'no REGISTRY' }, async () => {
+    const made = await run('sandbox', 'create', 'cli-made', '--detach', '--timeout', '120')
+    assert.equal(made.code, 0, made.errors + made.out)
+    const id = made.out.match(/\bi[a-z0-9]{20}\b/)[0]
+    assert.equal((await run('sandbox', 'exec', id, 'cat /srv/copy')).out, 'hello from a file\n')
+    const [t] = (await listed()).filter((t) => t.aliases[0] === 'cli-made')
+    const published = await run('template', 'publish', t.templateID, '-y')
+    assert.equal(published.code, 0, published.errors + published.out)
+    assert.match(published.out, /Published as: .*\/cli-made/)
+    assert.equal((await listed()).find((l) => l.templateID === t.templateID).public, true)
+    assert.equal((await run('template', 'unpublish', 'cli-made', '-y')).code, 0)
+    assert.equal((await listed()).find((l) => l.templateID === t.templateID).public, false)
+    const inUse = await run('template', 'delete', 'cli-made', '-y')
+    assert.equal(inUse.code, 1)
+    assert.match(inUse.errors + inUse.out, /kill them first/)
+    assert.equal((await run('sandbox', 'kill', id)).code, 0)
+    assert.equal((await run('template', 'delete', 'cli-made', '-y')).code, 0)
+    assert.ok(!(await listed()).some((t) => t.aliases[0] === 'cli-made'))
+    assert.notEqual((await run('template', 'delete', 'cli-made', '-y')).code, 0)
+  })
+
+  test('build is of the first build system, and says what to use', async () => {
+    const r = await run('template', 'build')
+    assert.equal(r.code, 1)
+    assert.match(r.out, /deprecated/i)
+    assert.ok(!existsSync(join(dir, 'e2b.toml')))
   })
 })

@@ -13,6 +13,7 @@ import (
 // sandboxes more than they compute, so some run at once.
 func TestConformance(t *testing.T) {
 	t.Parallel()
+	images, private := serveImages(t)
 	files, err := filepath.Glob("../conformance/*.test.mjs")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("find the tests: %v, %d files", err, len(files))
@@ -23,7 +24,7 @@ func TestConformance(t *testing.T) {
 		}
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".test.mjs"), func(t *testing.T) {
 			t.Parallel()
-			playConformance(t, file)
+			playConformance(t, file, "REGISTRY="+images, "REGISTRY_PRIVATE="+private)
 		})
 	}
 }
@@ -37,10 +38,11 @@ func TestConformanceOfVolumeContent(t *testing.T) {
 
 const volumeContent = "../conformance/volume.test.mjs"
 
-func playConformance(t *testing.T, file string) {
+// playConformance plays a file with more variables in its environment.
+func playConformance(t *testing.T, file string, env ...string) {
 	t.Helper()
 	cmd := exec.Command("node", "--test", "--test-force-exit", "--test-reporter=spec", file)
-	cmd.Env = append(os.Environ(), "POSTERN_TEST_BINARY="+postern(t), "NO_COLOR=1")
+	cmd.Env = append(append(os.Environ(), "POSTERN_TEST_BINARY="+postern(t), "NO_COLOR=1"), env...)
 	out, err := cmd.CombinedOutput()
 	// Node repeats the failures at the end, where they are easy to find.
 	summary, failures, _ := strings.Cut(string(out), "\n✖ failing tests:")
