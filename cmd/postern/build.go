@@ -85,6 +85,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.requests = request.New(d.log, d.db, d.gate, d.connections, request.Permits{Register: d.permits}, 0)
 	d.gate.Handle(policy.KindRequest, d.requests)
 	d.gate.Handle(policy.KindSecret, d.requests)
+	d.gate.Handle(policy.KindTool, d.requests)
 	inbox, err := parseLimits(d.conf.InboxLimits)
 	if err != nil {
 		return err
@@ -225,7 +226,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.e2b = e2bapi.New(d.log, d.db, d.fleet, d.post, e2bapi.Config{ //nolint:contextcheck // its proxy uses each request's
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
 		Limits: d.conf.limits(), Volumes: d.vols, Secrets: d.secrets, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook, SealProxy: d.proxyKey.Seal,
-		Catalog: catalog, Builds: d.builds, UploadKey: key, HTTPS: d.conf.HTTPS,
+		Catalog: catalog, Tools: d.requests, Builds: d.builds, UploadKey: key, HTTPS: d.conf.HTTPS,
 	})
 	var find func(context.Context, auth.Principal, string) (string, string, error)
 	if d.conf.runsSandboxes() {

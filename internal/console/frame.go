@@ -280,7 +280,7 @@ func (s contentHandlers) raw(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if err != nil {
 		return err
 	}
-	if a.Kind == policy.KindRequest || a.Kind == policy.KindSecret {
+	if a.Kind == policy.KindRequest || a.Kind == policy.KindSecret || a.Kind == policy.KindTool {
 		v, err := s.gate.Show(a)
 		if err != nil {
 			return err

@@ -26,12 +26,16 @@ func (f *fixture) requested(kind policy.Kind, r *outgoing.Request) (a oversight.
 	requests := request.New(log, f.db, f.gate, connection.New(log, f.db, rulebook.New(log, f.db), f.gate, 0), nil, 0)
 	f.gate.Handle(policy.KindRequest, requests)
 	f.gate.Handle(policy.KindSecret, requests)
+	f.gate.Handle(policy.KindTool, requests)
 	payload, err := r.Encode()
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	if kind == policy.KindSecret {
 		payload = append([]byte(`{"use":{"id":"sec_1","secret":"GITHUB","sentinel":"`+sentinel+`","where":"header Authorization"},"first":true,"why":"the secret's own setting"}`+"\n"), payload...)
+	}
+	if kind == policy.KindTool {
+		payload = append([]byte(`{"server":"bank","tool":"pay"}`+"\n"), payload...)
 	}
 	f.update(func(tx *store.Tx) (err error) {
 		who := auth.Principal{Kind: auth.Sandbox, ID: "i" + strings.Repeat("a", 20), Project: f.project.Project, Template: "base-2f6cef1ff299defd"}
@@ -56,6 +60,36 @@ func order() *outgoing.Request {
 		},
 		Body: []byte(body), Whole: true, Size: int64(len(body)),
 		Uses: []outgoing.Use{{ID: "sec_1", Secret: "GITHUB", Sentinel: sentinel, Where: "header Authorization"}, {ID: "sec_1", Secret: "GITHUB", Sentinel: sentinel, Where: "body"}},
+	}
+}
+
+// TestToolCallIsShown: a person sees server, tool and arguments of a call, and nothing that
+// looks like something else.
+func TestToolCallIsShown(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	m, err := request.ParseMessages([]byte(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"bank__pay","arguments":{"amount":2500.50,"to":"<b>Bob</b>","note":"a\u202e` + "\u202e" + `b"}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, _, err := request.NewInside(m[0], "__")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := f.requested(policy.KindTool, r)
+	page := f.get("/console/actions/" + a.ID).body
+	for _, want := range []string{"pay of bank", "<bdi>bank</bdi>", "<bdi>pay</bdi>", "in the sandbox iaaaa", "<h3", "Arguments", "&#34;amount&#34;: 2500.50", "&lt;b&gt;Bob&lt;/b&gt;", `\u202e`} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page does not have %q", want)
+		}
+	}
+	for _, evil := range []string{"<b>Bob", "\u202e"} {
+		if strings.Contains(page, evil) {
+			t.Errorf("the page has %q", evil)
+		}
+	}
+	if source := f.get("/console/actions/" + a.ID + "/raw").body; !strings.Contains(source, "2500.50") {
+		t.Errorf("source: %s", source)
 	}
 }
 

@@ -78,6 +78,9 @@ type Config struct {
 	Secrets *secret.Store
 	// Volumes are the volumes of all projects; nil means that there are none.
 	Volumes *volume.Store
+	// Tools decides on calls of tools in sandboxes that were created with mcp; nil means
+	// that all are forwarded.
+	Tools Tools
 	// Catalog has the operator's servers of the Model Context Protocol, beside those that
 	// [mcpgateway.Builtin] has.
 	Catalog mcpgateway.Catalog

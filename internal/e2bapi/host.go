@@ -21,6 +21,8 @@ type target struct {
 	named bool
 	// traffic says how the sandbox may be reached. It is set during admission.
 	traffic sandbox.Traffic
+	// listing says that the answer is the list of an MCP gateway's tools.
+	listing bool
 }
 
 // sandboxHost is "<port>-<id>", optionally with E2B's old suffix "-<client>", which

@@ -69,6 +69,10 @@ func (s *Server) ServeData(w http.ResponseWriter, r *http.Request) {
 		// close the request's body. The proxy takes that for a failure and cuts the
 		// stream: on a busy machine commands and watches ended with "terminated".
 		_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 is always full duplex
+		if s.toTools(t) {
+			s.serveTools(w, r, t)
+			return
+		}
 		s.proxy.ServeHTTP(w, r.WithContext(withTarget(r.Context(), t)))
 		return
 	}
@@ -301,6 +305,9 @@ func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 			cleanTrailers(resp, t.named)
 			if !t.named || t.port == sandbox.GuestPort {
 				allowOrigins(resp.Header)
+			}
+			if t.listing {
+				return s.filterTools(resp, t)
 			}
 			return nil
 		},

@@ -287,6 +287,11 @@ func (x *exchange) judge(ctx context.Context) *refusal {
 	if v := x.restricted(); v.Effect != policy.Allow {
 		return ruled(v)
 	}
+	if j, ok := c.Judge.(Reader); ok && !x.upgrade && j.Reads(ctx, who, x.r) {
+		if bad := x.whole(ctx); bad != nil {
+			return bad
+		}
+	}
 	v := policy.Verdict{Effect: policy.Allow}
 	if c.Judge != nil {
 		v = c.Judge.Judge(ctx, who, x.r)

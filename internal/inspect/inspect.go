@@ -77,6 +77,12 @@ type Judge interface {
 	Made(ctx context.Context, who auth.Principal, r *outgoing.Request, result string)
 }
 
+// A Reader is a [Judge] that decides by the bodies of some requests.
+type Reader interface {
+	// Reads reports whether the whole body of r must be read before Judge is asked.
+	Reads(ctx context.Context, who auth.Principal, r *outgoing.Request) bool
+}
+
 // Secrets holds the secrets of sandboxes. Implementations are safe for concurrent
 // use.
 type Secrets interface {

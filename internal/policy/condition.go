@@ -94,6 +94,7 @@ var Variables = []struct{ Name, Type, Meaning string }{
 	{"query", "map(string, list(string))", "of a request: the values of each parameter"},
 	{"headers", "map(string, string)", "of a request: header fields by their names in lower case"},
 	{"secrets", "list(string)", "names of the secrets that are put on a request"},
+	{"arguments", "map(string, dyn)", "of a tool's call (mcp.call): its arguments; detail.server and detail.tool name it"},
 	{"packages", "map(string, list(string))", "the hosts of package registries: packages.npm, packages.pypi, …"},
 	{"detail", "map(string, string)", "what this kind alone has: host and port of a connection, the mode asked for"},
 }
@@ -112,6 +113,7 @@ var environment = sync.OnceValues(func() (*cel.Env, error) {
 		cel.Variable("detail", cel.MapType(cel.StringType, cel.StringType)),
 		cel.Variable("host", cel.StringType), cel.Variable("method", cel.StringType), cel.Variable("path", cel.StringType),
 		cel.Variable("query", cel.MapType(cel.StringType, list)), cel.Variable("headers", cel.MapType(cel.StringType, cel.StringType)),
+		cel.Variable("arguments", cel.MapType(cel.StringType, cel.DynType)),
 		cel.Variable("secrets", list), cel.Variable("packages", cel.MapType(cel.StringType, list)),
 		// 'mail.example.com'.under('example.com'), and the domain itself. With
 		// endsWith alone notexample.com is let through, too.
@@ -269,6 +271,10 @@ func (d *Document) facts(r Request) map[string]any {
 	if h.Secrets == nil {
 		h.Secrets = []string{}
 	}
+	arguments := r.Arguments
+	if arguments == nil {
+		arguments = map[string]any{}
+	}
 	local := r.Time.In(d.zone)
 	return map[string]any{
 		"kind": string(r.Kind), "mode": string(r.Mode), "inbox": r.Inbox, "via": r.Via, "from": r.From, "to": addresses(r.To), "domains": domains(r.To),
@@ -276,7 +282,7 @@ func (d *Document) facts(r Request) map[string]any {
 		"history": historyFacts{r.History.Sent, int64(r.History.Known), r.History.Replies},
 		"time":    r.Time, "hour": int64(local.Hour()), "weekday": weekdays[local.Weekday()], "detail": detail,
 		"host": h.Host, "method": h.Method, "path": h.Path, "query": h.Query, "headers": h.Headers, "secrets": h.Secrets,
-		"packages": registryHosts(),
+		"packages": registryHosts(), "arguments": arguments,
 	}
 }
 

@@ -29,6 +29,7 @@ const (
 	KindRequest Kind = "net.request"
 	KindSecret  Kind = "secret.use"
 	KindPermit  Kind = "net.permit"
+	KindTool    Kind = "mcp.call"
 )
 
 // A kindRow describes a kind of action. Pages, notices and the policy language
@@ -90,6 +91,11 @@ var kindRows = []kindRow{
 		kind: KindSecret, means: "the wall puts a secret on a request of a sandbox", title: "Use of a secret", subject: "A use of a secret",
 		detail: []string{"secret"}, within: time.Hour,
 		byMode: secretBySetting,
+	},
+	{
+		kind: KindTool, means: "a tool of a sandbox's MCP servers is called, or code in a sandbox calls one elsewhere", title: "Tool call", subject: "A call of a tool",
+		detail: []string{"server", "tool"}, within: time.Hour,
+		byMode: toolByMode,
 	},
 	{
 		kind: KindPermit, means: "an agent proposes that its sandbox may make certain requests", title: "Network permit", subject: "A network permit for a sandbox",
@@ -225,6 +231,13 @@ func trashByMode(r Request) Verdict {
 // have let it connect to the host.
 func requestByMode(Request) Verdict {
 	return Verdict{Effect: Allow, Reason: "no rule is about this request, and its sandbox may connect to the host"}
+}
+
+// toolByMode allows: a sandbox's creator has chosen its servers, what they do outside is
+// judged again at the wall, and a host that is called elsewhere is one to which the
+// sandbox may connect.
+func toolByMode(Request) Verdict {
+	return Verdict{Effect: Allow, Reason: "no rule is about this call"}
 }
 
 // secretBySetting asks: where a secret's own setting allows its use, policy is not

@@ -35,6 +35,8 @@ type Request struct {
 	Time     time.Time         `json:"time,omitzero"`
 	Detail   map[string]string `json:"detail,omitempty"` // what the kind alone has: the mode asked for, the address and port
 	HTTP     *HTTP             `json:"http,omitempty"`   // of requests and of secrets that are put on them; else nil
+
+	Arguments map[string]any `json:"arguments,omitempty"` // of the call of a tool, as JSON has them
 }
 
 // HTTP is what policy knows of an HTTP request. Where a secret's value belongs it

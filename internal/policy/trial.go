@@ -282,6 +282,12 @@ func parseRequest(n *yaml.Node, path string) (r Request, err error) {
 			http().Secrets, err = texts(n, path, maxFacts)
 			return err
 		},
+		"arguments": func(n *yaml.Node, path string) error {
+			if err := n.Decode(&r.Arguments); err != nil || r.Arguments == nil {
+				return wrong(n, path, "must be an object")
+			}
+			return nil
+		},
 		"detail": func(n *yaml.Node, path string) error {
 			r.Detail = map[string]string{}
 			return eachPair(n, path, "texts", func(k string, n *yaml.Node, path string) (err error) {

@@ -26,6 +26,9 @@ func (a *Admission) Execute(_ context.Context, act oversight.Action) oversight.O
 	if s != nil && s.First {
 		return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("sandbox %s may use the secret %s for an hour", act.Request.Sandbox, s.Use.Secret)}
 	}
+	if act.Kind == policy.KindTool {
+		return oversight.Outcome{State: oversight.Done, Detail: "this call may be made once, within an hour"}
+	}
 	return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("sandbox %s may make this %s to %s once, within an hour", act.Request.Sandbox, r.Method, r.Host)}
 }
 

@@ -29,12 +29,16 @@ type SecretUse struct {
 
 // payload returns the bytes that a person approves.
 func (q *question) payload(request []byte) ([]byte, error) {
-	if q.kind == policy.KindRequest {
+	var about any = SecretUse{q.use, q.first, q.why}
+	switch q.kind {
+	case policy.KindRequest:
 		return request, nil
+	case policy.KindTool:
+		about = toolUse{q.call.Server, q.call.Tool, q.call.index}
 	}
-	head, err := json.Marshal(SecretUse{q.use, q.first, q.why})
+	head, err := json.Marshal(about)
 	if err != nil {
-		return nil, fmt.Errorf("encode use of secret: %w", err)
+		return nil, fmt.Errorf("encode payload: %w", err)
 	}
 	return append(append(head, '\n'), request...), nil
 }
@@ -43,6 +47,10 @@ func (q *question) payload(request []byte) ([]byte, error) {
 // about; that is nil for an action of kind [policy.KindRequest].
 func decodePayload(kind policy.Kind, payload []byte) (*outgoing.Request, *SecretUse, error) {
 	var s *SecretUse
+	if kind == policy.KindTool {
+		_, r, err := decodeTool(payload)
+		return r, nil, err
+	}
 	if kind == policy.KindSecret {
 		head, rest, ok := bytes.Cut(payload, []byte("\n"))
 		s = &SecretUse{}
@@ -205,7 +213,7 @@ func (a *Admission) use(ctx context.Context, who auth.Principal, qs []question, 
 			}
 			// The insert is what makes it once: the key is the action.
 			fresh, err := tx.Changed(ctx, `insert into request_use (action_id, project_id, host, used_at) values ($1, $2, $3, $4) on conflict (action_id) do nothing`,
-				act.ID, who.Project, qs[i].facts.HTTP.Host, store.Time(time.Now()))
+				act.ID, who.Project, qs[i].host(), store.Time(time.Now()))
 			if err != nil {
 				return fmt.Errorf("use approval: %w", err)
 			}
@@ -287,13 +295,13 @@ func (a *Admission) action(ctx context.Context, who auth.Principal, q *question,
 		if err := room(ctx, tx, who, q.kind, len(payload)); err != nil {
 			return err
 		}
-		known, err := requested(ctx, tx, who.Project, q.facts.HTTP.Host)
+		known, err := requested(ctx, tx, who.Project, q.host())
 		if err != nil {
 			return err
 		}
 		p.Note = strings.Join(notes, "\n")
 		if !known {
-			p.Note = strings.Join(append([]string{"no request to " + q.facts.HTTP.Host + " was approved in this project before"}, notes...), "\n")
+			p.Note = strings.Join(append([]string{"no request to " + q.host() + " was approved in this project before"}, notes...), "\n")
 		}
 		act, err = a.gate.Propose(ctx, tx, who, p)
 		return err

@@ -1,6 +1,6 @@
 // Package request decides on the HTTP requests of sandboxes that the wall reads:
-// by the kill switches, by the project's rules about [policy.KindRequest], and, for
-// each secret that would be put on a request, by the rules about [policy.KindSecret]
+// by the kill switches, by the project's rules about [policy.KindRequest], for each tool
+// that they call by those about [policy.KindTool], and, for each secret that would be put on a request, by the rules about [policy.KindSecret]
 // or the secret's own setting. Where a person is asked, the request is held and
 // waits as an action whose payload is the exact request:
 //
@@ -105,7 +105,7 @@ type Admission struct {
 // New returns an Admission by what rules has in memory. Without grants, which may be
 // nil, the first use of a secret is asked about like each one. A request that a person is
 // asked about is held for hold; 0 means [HoldTime]. Its caller registers it with gate
-// for [policy.KindRequest] and [policy.KindSecret].
+// for [policy.KindRequest], [policy.KindTool] and [policy.KindSecret].
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, rules *connection.Admission, grants Grants, hold time.Duration) *Admission {
 	if hold <= 0 {
 		hold = HoldTime
@@ -126,14 +126,16 @@ func (a *Admission) Concerns(ctx context.Context, who auth.Principal, host strin
 		return true // it is read, and refused
 	}
 	if slices.ContainsFunc(f.Switches, func(s oversight.Switch) bool {
-		return s.Scope == oversight.ScopeCapability && s.Target == string(policy.KindRequest)
+		return s.Scope == oversight.ScopeCapability && (s.Target == string(policy.KindRequest) || s.Target == string(policy.KindTool))
 	}) {
 		return true
 	}
 	if host == "" {
-		return slices.ContainsFunc(f.Policy.Clauses(), func(c policy.Clause) bool { return slices.Contains(c.Kinds, policy.KindRequest) })
+		return slices.ContainsFunc(f.Policy.Clauses(), func(c policy.Clause) bool {
+			return slices.Contains(c.Kinds, policy.KindRequest) || slices.Contains(c.Kinds, policy.KindTool)
+		})
 	}
-	return f.Policy.Concerns(policy.KindRequest, host)
+	return f.Policy.Concerns(policy.KindRequest, host) || f.Policy.Concerns(policy.KindTool, host)
 }
 
 // Judge decides on r, which may be not whole, without waiting. If it allows, it notes
@@ -157,6 +159,9 @@ func (a *Admission) MayContinue(ctx context.Context, who auth.Principal, r *outg
 	if _, v := judge(f, who, r, policy.KindRequest, nil); v.Effect == policy.Deny {
 		return v
 	}
+	if _, v := a.tools(f, who, r); v.Effect == policy.Deny {
+		return v
+	}
 	for _, u := range secrets(r) {
 		if _, v := judge(f, who, r, policy.KindSecret, &u); v.Effect == policy.Deny {
 			return v
@@ -176,6 +181,7 @@ func (a *Admission) MayContinue(ctx context.Context, who auth.Principal, r *outg
 // A question is what a person has to agree to before a request is made.
 type question struct {
 	kind    policy.Kind
+	call    Call           // for [policy.KindTool]
 	use     outgoing.Use   // of the secret, for [policy.KindSecret]
 	first   bool           // an approval is a grant, for [policy.KindSecret]
 	why     string         // what made a person be asked; a grant is for it alone
@@ -197,6 +203,10 @@ func (a *Admission) questions(ctx context.Context, who auth.Principal, r *outgoi
 	if f.Policy == nil {
 		return nil, refused("the project's policy cannot be read: nothing is requested until an owner has replaced it")
 	}
+	tools, v := a.tools(f, who, r)
+	if v.Effect != policy.Allow || r.Scheme == Inside {
+		return tools, v
+	}
 	facts, v := judge(f, who, r, policy.KindRequest, nil)
 	var qs []question
 	switch v.Effect {
@@ -214,6 +224,7 @@ func (a *Admission) questions(ctx context.Context, who auth.Principal, r *outgoi
 	default:
 		return nil, v
 	}
+	qs = append(qs, tools...)
 	allowed := v
 	allowed.Effect = policy.Allow
 	for _, u := range secrets(r) {

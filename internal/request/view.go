@@ -30,6 +30,9 @@ const (
 
 // Show implements [oversight.Executor].
 func (a *Admission) Show(act oversight.Action) (oversight.View, error) {
+	if act.Kind == policy.KindTool {
+		return showTool(act)
+	}
 	r, s, err := decodePayload(act.Kind, act.Payload)
 	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", act.ID, err)

@@ -39,6 +39,18 @@ func (f *Fleet) Owned(ctx context.Context, who auth.Principal, id string) (Info,
 	return s, nil
 }
 
+// Who returns the sandbox with this ID, which lives, as the caller of other parts.
+func (f *Fleet) Who(ctx context.Context, id string) (auth.Principal, error) {
+	s, err := f.rows.row(ctx, id)
+	if err != nil {
+		return auth.Principal{}, err
+	}
+	if !slices.Contains(alive, s.State) {
+		return auth.Principal{}, fmt.Errorf("sandbox %s: %w", id, ErrNotFound)
+	}
+	return s.Principal(), nil
+}
+
 // ListOwned returns the living sandboxes that who has created for its own work, newest
 // first.
 func (f *Fleet) ListOwned(ctx context.Context, who auth.Principal) ([]Info, error) {

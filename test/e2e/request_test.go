@@ -105,6 +105,7 @@ func TestRequestsWaitForPeople(t *testing.T) {
 	}
 
 	s.firstUse(t, w)
+	s.toolCalls(t, w)
 }
 
 // firstUse plays the first use of a secret by a sandbox: a person approves it, further
