@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -186,5 +188,52 @@ func TestTemplateBuild(t *testing.T) {
 	}
 	if status, _, answer := s.project("DELETE", "/templates/"+template, ""); status != http.StatusNoContent && status != http.StatusOK {
 		t.Errorf("delete = %d %s", status, answer)
+	}
+}
+
+// TestKilledServerLosesNoLayers kills the server while it builds a template.
+func TestKilledServerLosesNoLayers(t *testing.T) {
+	s := start(t, t.TempDir(), "--pool-max", "0")
+	template, build := s.template("app")
+	definition := `{"fromTemplate":"slim","steps":[{"type":"RUN","args":["echo one > one"]},{"type":"RUN","args":["echo two > two"]},{"type":"RUN","args":["%s"]}]}`
+	if status, _, answer := s.project("POST", "/v2/templates/"+template+"/builds/"+build, fmt.Sprintf(definition, "echo waits; sleep 300")); status != http.StatusAccepted {
+		t.Fatalf("start build = %d %s", status, answer)
+	}
+	state := func() (b buildStatus) {
+		t.Helper()
+		_, _, answer := s.project("GET", "/templates/"+template+"/builds/"+build+"/status", "")
+		if err := json.Unmarshal(answer, &b); err != nil {
+			t.Fatalf("status = %s", answer)
+		}
+		return b
+	}
+	eventually(t, "the third step runs", func() bool {
+		b := state()
+		if b.Status == "error" {
+			t.Fatalf("build = %+v", b.Reason)
+		}
+		return strings.Contains(b.log(), "[stdout]: waits")
+	})
+	_ = s.kill(syscall.SIGKILL)
+	s = start(t, s.data, "--pool-max", "0")
+	if s.key == "" {
+		b, err := os.ReadFile(filepath.Join(s.data, keyFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.key = strings.TrimSpace(string(b))
+	}
+	eventually(t, "the build has failed", func() bool { return state().Status == "error" })
+	if b := state(); !strings.Contains(b.Reason.Message, "the server stopped; start the build again") {
+		t.Errorf("a build that was interrupted: %+v", b.Reason)
+	}
+	for _, dir := range []string{"work", "images"} {
+		if left, err := os.ReadDir(filepath.Join(s.data, "templates", dir)); err != nil || len(left) > 0 {
+			t.Errorf("left in %s: %v, %v", dir, left, err)
+		}
+	}
+	_, b := s.build("app", fmt.Sprintf(definition, "cat one two"))
+	if b.Status != "ready" || strings.Count(b.log(), "CACHED [builder ") != 2 || !strings.Contains(b.log(), "[stdout]: two\n") {
+		t.Errorf("the next build: %+v\n%s", b.Reason, b.log())
 	}
 }
