@@ -139,7 +139,7 @@ func TestCrashesLeaveNothingAndLoseNoLayer(t *testing.T) {
 		}
 	}
 	for i := range crashes {
-		crash(t, dir)
+		crash(t, dir, i == 0)
 		checkAfterCrash(t, dir, db)
 		if t.Failed() {
 			t.Fatalf("after crash %d", i+1)
@@ -150,8 +150,8 @@ func TestCrashesLeaveNothingAndLoseNoLayer(t *testing.T) {
 	}
 }
 
-// crash starts a process that builds and kills it.
-func crash(t *testing.T, dir string) {
+// crash starts a process that builds and kills it: after its first layer, or at any time.
+func crash(t *testing.T, dir string, layer bool) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), crashDir+"="+dir)
@@ -166,6 +166,10 @@ func crash(t *testing.T, dir string) {
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil || line != "up\n" {
 		t.Fatalf("the process says %q, %v", line, err)
+	}
+	for end := time.Now().Add(time.Minute); layer && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		found, _ := filepath.Glob(filepath.Join(dir, "templates", "steps", "*"))
+		layer = len(found) == 0
 	}
 	time.Sleep(time.Duration(rand.Int64N(int64(250 * time.Millisecond))))
 	if err := cmd.Process.Kill(); err != nil {
