@@ -83,7 +83,7 @@ func TestBuildFromTemplate(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := sandbox.Base{
-			Rootfs: base.Rootfs, Image: base.Image, Key: base.Key, Probes: []sandbox.Probe{{Port: 49999, Path: "/health"}}, CPUs: 2, MemoryMB: 512,
+			Rootfs: base.Rootfs, Image: base.Image, Key: base.Key, Probes: []sandbox.Probe{{Port: 49999, Path: "/health"}}, CPUs: 2, MemoryMB: 512, Project: f.a.Project,
 			Env: map[string]string{"GREETING": "Hello, World!", "TWICE": "Hello, World! Hello, World! no"}, User: "app", Dir: "/srv/app", StartCmd: "serve", ReadyCmd: "true",
 		}
 		if diff := cmp.Diff(want, base); diff != "" {

@@ -298,7 +298,7 @@ func (s *Service) base(ctx context.Context, b Build) (sandbox.Base, error) {
 		Key:  b.ID + " " + s.own.GuestDigest() + " " + b.Image,
 		CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB,
 		Env: r.Env, User: r.User, Dir: r.Dir, StartCmd: r.StartCmd, ReadyCmd: r.ReadyCmd,
-		Probes: r.Probes,
+		Probes: r.Probes, Project: b.project,
 	}, nil
 }
 

@@ -277,7 +277,7 @@ func (e *engine) fromImage(ctx context.Context, d Definition) error {
 }
 
 // provisionVersion changes when [rootfs.Tree.Provision] changes what it makes.
-const provisionVersion = "1"
+const provisionVersion = "2"
 
 // provision makes an image of the layers that were pulled.
 func (e *engine) provision(ctx context.Context, i registry.Image) (err error) {
