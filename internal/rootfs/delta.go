@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -39,12 +40,17 @@ import (
 func Delta(w io.Writer, below *Tree, before, after *os.File, clamp time.Time) (digest string, err error) {
 	state := func(upper *os.File) (*Tree, error) {
 		t := below.clone()
+		var err error
 		if upper != nil {
-			if err := t.apply(upper, Limits{}, true); err != nil {
-				return nil, errors.Join(err, t.Close())
-			}
+			err = t.apply(upper, Limits{}, true)
 		}
-		return t, t.untrace(below)
+		if err == nil {
+			err = t.untrace(below)
+		}
+		if err != nil {
+			err = errors.Join(err, t.Close())
+		}
+		return t, err
 	}
 	old, err := state(before)
 	if err != nil {
@@ -59,7 +65,7 @@ func Delta(w io.Writer, below *Tree, before, after *os.File, clamp time.Time) (d
 
 	sum := sha256.New()
 	out := bufio.NewWriterSize(io.MultiWriter(w, sum), 1<<16)
-	d := differ{w: tar.NewWriter(out), clamp: clamp.Truncate(time.Second)}
+	d := differ{w: tar.NewWriter(out), clamp: clamp.Truncate(time.Second), below: below, now: now}
 	if err := d.link(old, now); err != nil {
 		return "", err
 	}
@@ -100,8 +106,9 @@ func copied(n *erofs.Node, seen map[*erofs.Node]*erofs.Node) *erofs.Node {
 
 // A differ writes the differences of two trees.
 type differ struct {
-	w     *tar.Writer
-	clamp time.Time
+	w          *tar.Writer
+	clamp      time.Time
+	below, now *Tree
 	// Files with several names. They are written all or none: a layer cannot link to
 	// a file of another one.
 	groups map[*erofs.Node]*group
@@ -313,6 +320,35 @@ func (d *differ) write(path string, n *erofs.Node) error {
 	if h.Typeflag != tar.TypeReg {
 		return nil
 	}
-	_, err := io.Copy(d.w, content(n))
+	_, err := io.Copy(d.w, d.content(path, n))
 	return err
+}
+
+// content returns the content of a file in a layer. Python writes the time of a source
+// into what it compiles it to, and compiles again if the source has another time. So
+// what is in the layer has the source's time there.
+//
+//	PEP 552: magic number, flags, time, size of the source; each 4 bytes
+func (d *differ) content(path string, n *erofs.Node) io.Reader {
+	all := content(n)
+	dir, base := split(path)
+	dir, cached := strings.CutSuffix(dir, "__pycache__/")
+	name, _, _ := strings.Cut(base, ".")
+	if !cached || !strings.HasSuffix(base, ".pyc") || n.Size < 16 {
+		return all
+	}
+	head := make([]byte, 16)
+	if _, err := io.ReadFull(content(n), head); err != nil || string(head[2:8]) != "\r\n\x00\x00\x00\x00" {
+		return all // compiled with the digest of the source, or not by Python
+	}
+	source := d.now.at("/" + dir + name + ".py")
+	was := d.below.at("/" + dir + name + ".py")
+	le := binary.LittleEndian
+	// gVisor rounds times to seconds, and Python cuts them off.
+	if source == nil || uint32(source.Sec)-le.Uint32(head[8:]) > 1 || was != nil && was.Sec == source.Sec { // no layer has it
+		return all
+	}
+	le.PutUint32(head[8:], uint32(d.time(source).Unix()))
+	_, _ = io.CopyN(io.Discard, all, int64(len(head))) // an error comes again
+	return io.MultiReader(bytes.NewReader(head), all)
 }

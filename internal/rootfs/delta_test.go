@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -184,7 +185,7 @@ func TestDeltasOfTwoSandboxesAreEqual(t *testing.T) {
 			file("usr/local/share/ca-certificates/postern.crt", ours),
 			dir("run"), dir("run/postern"), file("run/postern/generation", fmt.Sprint(n)), dir("run/e2b"), file("run/e2b/.E2B_SANDBOX_ID", fmt.Sprint(n)),
 			dir("var"), dir("var/log"), file("var/log/dpkg.log", time.Now().String()), dir("app"), file("app/a", "A").at(time.Now()), file("app/b", "B"), hard("app/c", "app/b"),
-			dir("tmp").mode(0o1777), whiteout(fmt.Sprintf("tmp/pip-%d", n)), whiteout("etc/gone"),
+			dir("root"), dir("root/.npm"), dir("root/.npm/_logs"), file(fmt.Sprint("root/.npm/_logs/", n), "x"), dir("tmp").mode(0o1777), whiteout(fmt.Sprintf("tmp/pip-%d", n)), whiteout("etc/gone"),
 		}
 		rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 		// A link comes after its file.
@@ -211,9 +212,42 @@ func TestDeltasOfTwoSandboxesAreEqual(t *testing.T) {
 	want := []string{
 		"5 app/ 755 7", "0 app/a 644 1000 A", "0 app/b 644 7 B", "1 app/c 644 7 -> app/b",
 		"5 etc/pki/ 755 7", "5 etc/pki/tls/ 755 7", "5 etc/pki/tls/certs/ 755 7", "0 etc/pki/tls/certs/ca-bundle.crt 644 7 other\nmore\n",
-		"5 var/log/ 755 7",
+		"5 root/ 755 7", "5 root/.npm/ 755 7", "5 var/log/ 755 7",
 	}
 	if d := cmp.Diff(want, lines(t, a)); d != "" {
+		t.Errorf("(-want +got)\n%s", d)
+	}
+}
+
+// TestDeltaKeepsWhatPythonCompiled: it would compile again in each sandbox, as the time
+// of the source is another one in the layer.
+func TestDeltaKeepsWhatPythonCompiled(t *testing.T) {
+	compiled := func(source uint32, flags byte) string {
+		return "\xa7\r\r\n" + string([]byte{flags, 0, 0, 0}) + string(binary.LittleEndian.AppendUint32(nil, source)) + "size" + "code"
+	}
+	below := made(t, []entry{dir("lib"), file("lib/old.py", "O").at(time.Unix(7000, 0))})
+	got, err := delta(t, below, nil, []entry{
+		dir("lib"), dir("lib/__pycache__"), file("lib/new.py", "N").at(time.Unix(9000, 0)), file("lib/older.py", "N").at(time.Unix(500, 0)),
+		file("lib/__pycache__/new.cpython-311.pyc", compiled(8999, 0)), file("lib/__pycache__/new.cpython-312.pyc", compiled(9000, 3)),
+		file("lib/__pycache__/old.cpython-311.pyc", compiled(7000, 0)), file("lib/__pycache__/older.cpython-311.pyc", compiled(500, 0)),
+		file("lib/__pycache__/no.pyc", "short"), file("lib/__pycache__/gone.pyc", compiled(9000, 0)), file("lib/new.pyc", compiled(9000, 0)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"5 lib/__pycache__/ 755 7",
+		"0 lib/__pycache__/gone.pyc 644 7 " + compiled(9000, 0),
+		"0 lib/__pycache__/new.cpython-311.pyc 644 7 " + compiled(1000, 0),
+		"0 lib/__pycache__/new.cpython-312.pyc 644 7 " + compiled(9000, 3),
+		"0 lib/__pycache__/no.pyc 644 7 short",
+		"0 lib/__pycache__/old.cpython-311.pyc 644 7 " + compiled(7000, 0),
+		"0 lib/__pycache__/older.cpython-311.pyc 644 7 " + compiled(500, 0),
+		"0 lib/new.py 644 1000 N",
+		"0 lib/new.pyc 644 7 " + compiled(9000, 0),
+		"0 lib/older.py 644 500 N",
+	}
+	if d := cmp.Diff(want, lines(t, got)); d != "" {
 		t.Errorf("(-want +got)\n%s", d)
 	}
 }

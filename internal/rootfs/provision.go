@@ -65,10 +65,14 @@ func (t *Tree) Provision() error {
 func (t *Tree) directories() error {
 	// The kernel mounts over these. A link there would make it mount elsewhere.
 	for _, name := range []string{"proc", "sys", "dev", "run"} {
-		if d := t.root.Entries[name]; d == nil || d.Kind() != unix.S_IFDIR {
-			if _, err := t.put(trail{t.root}, name, newDir()); err != nil {
-				return err
-			}
+		if err := t.real(trail{t.root}, name); err != nil {
+			return err
+		}
+	}
+	// The guest, which is root, writes into these.
+	for _, name := range []string{"postern", "e2b"} {
+		if err := t.real(trail{t.root, t.root.Entries["run"]}, name); err != nil {
+			return err
 		}
 	}
 	for _, d := range []struct {
@@ -97,6 +101,15 @@ func (t *Tree) directories() error {
 		}
 	}
 	return nil
+}
+
+// real makes a directory unless there is one; a link is none.
+func (t *Tree) real(dir trail, name string) error {
+	if d := dir.last().Entries[name]; d != nil && d.Kind() == unix.S_IFDIR {
+		return nil
+	}
+	_, err := t.put(dir, name, newDir())
+	return err
 }
 
 // local lets the account of agents' code install programs below /usr/local. E2B opens it

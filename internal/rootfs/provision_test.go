@@ -85,7 +85,7 @@ func TestEveryImageBecomesASandbox(t *testing.T) {
 		},
 		{
 			"with links and files at the mount points",
-			[]entry{link("proc", "/etc"), file("sys", "x"), link("run", "/home")},
+			[]entry{link("proc", "/etc"), file("sys", "x"), dir("run"), link("run/postern", "/home"), link("run/e2b", "e2b")},
 			"root:x:0:0:root:/root:/bin/sh\n" + added + "/bin/sh\n", "1000:1000", nil,
 		},
 	} {

@@ -36,7 +36,13 @@ func volatile() []string {
 		"/var/log/apt", "/var/log/dpkg.log", "/var/log/alternatives.log", "/var/log/bootstrap.log", "/var/log/fontconfig.log",
 		"/var/cache/ldconfig/aux-cache", "/var/cache/apt/pkgcache.bin", "/var/cache/apt/srcpkgcache.bin",
 		"/var/log/dnf.log", "/var/log/dnf.librepo.log", "/var/log/dnf.rpm.log", "/var/log/hawkey.log",
+		"/tmp/node-compile-cache",
 	}
+}
+
+// volatileAtHome returns the same of home directories.
+func volatileAtHome() []string {
+	return []string{".npm/_logs", ".npm/_cacache", ".npm/_update-notifier-last-checked", ".cache/pip", ".wget-hsts"}
 }
 
 // The guest's part of a bundle of certificates, as its trust.go has it.
@@ -57,14 +63,18 @@ func (t *Tree) untrace(below *Tree) error {
 	for _, path := range append(traces(), volatile()...) {
 		t.restore(below, path)
 	}
+	homes := []string{"/root"}
+	for _, name := range t.some("/home") {
+		homes = append(homes, "/home/"+name)
+	}
+	for _, home := range homes {
+		for _, path := range volatileAtHome() {
+			t.restore(below, home+"/"+path)
+		}
+	}
 	stores := trustBundles()
 	for _, dir := range []string{"/usr/lib/jvm", "/opt", "/opt/java"} {
-		n, err := t.lookup(dir)
-		if err != nil {
-			continue
-		}
-		names := sortedNames(n)
-		for _, name := range names[:min(len(names), 32)] { // as the guest does
+		for _, name := range t.some(dir) {
 			stores = append(stores, dir+"/"+name+"/lib/security/cacerts", dir+"/"+name+"/jre/lib/security/cacerts")
 		}
 	}
@@ -74,6 +84,16 @@ func (t *Tree) untrace(below *Tree) error {
 		}
 	}
 	return nil
+}
+
+// some returns the first names in a directory, as many as the guest looks at.
+func (t *Tree) some(dir string) []string {
+	n, err := t.lookup(dir)
+	if err != nil {
+		return nil
+	}
+	names := sortedNames(n)
+	return names[:min(len(names), 32)]
 }
 
 // restore puts the file of a path back to what it was.
