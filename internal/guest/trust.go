@@ -223,6 +223,13 @@ func (t trustStore) place(name, block string, create bool) error {
 	if err == nil && t.again(name, st, block) {
 		return nil
 	}
+	if err == nil && name == localCertificate && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		// The sandbox's user owns the directory. A link to a file of root's must not make
+		// this program write to it.
+		if err = os.Remove(t.path(name)); err != nil {
+			return err
+		}
+	}
 	if k := t.kept[name]; k != nil {
 		k.f.Close()
 		delete(t.kept, name)

@@ -197,6 +197,14 @@ func TestTrustStoresThatASnapshotPrepared(t *testing.T) {
 	if _, err := os.Lstat(tr.path("/mnt/volume/new")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a file outside was created: %v", err)
 	}
+	// The sandbox's user may own the directory.
+	if err := errors.Join(os.Remove(tr.path(localCertificate)), os.Symlink("../../../../etc/passwd", tr.path(localCertificate))); err != nil {
+		t.Fatal(err)
+	}
+	tr.mustInstall(t, newCertificate(t, "another"))
+	if got := readFile(t, tr.path("/etc/passwd")); got != "root\n" {
+		t.Errorf("a file of root's was written: %q", got)
+	}
 }
 
 func TestAFullDiskDoesNotKeepTheSandboxFromStarting(t *testing.T) {
