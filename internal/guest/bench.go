@@ -112,6 +112,11 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 		case ev := <-sub.events:
 			if end := ev.GetEnd(); end != nil {
 				s.killLeftovers()
+				if end.GetExitCode() < 0 { // the number says nothing
+					if err := send(frameStderr, []byte("the command did not exit by itself: "+or(end.GetError(), end.GetStatus())+"\n")); err != nil {
+						return nil //nolint:nilerr // the host has gone
+					}
+				}
 				b, err := json.Marshal(benchEnd{int(end.GetExitCode()), end.GetStatus()})
 				if err != nil {
 					return err

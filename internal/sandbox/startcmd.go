@@ -24,6 +24,15 @@ func (e *StartError) Error() string {
 	return e.Reason + ": " + strings.Join(e.Lines[max(0, len(e.Lines)-lastLines):], "\n")
 }
 
+// withoutLines returns an error for logs and the record, which are no place for what
+// programs print.
+func withoutLines(err error) error {
+	if e, ok := errors.AsType[*StartError](err); ok {
+		return errors.New(e.Reason)
+	}
+	return err
+}
+
 const (
 	// lastLines is how many lines of output the text of a StartError has.
 	lastLines = 10

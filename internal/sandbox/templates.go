@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"postern/internal/audit"
 )
 
 // templates are the snapshots that new sandboxes start from, one for each
@@ -140,7 +142,7 @@ func (t *templates) makeNow(ctx context.Context, s *templateSnapshot, output fun
 	s.from = from
 	t.mu.Unlock()
 	if err != nil && ctx.Err() == nil {
-		f.log.WarnContext(ctx, "make snapshot of template; its sandboxes boot", "template", s.template, "err", err)
+		f.log.WarnContext(ctx, "make snapshot of template; its sandboxes boot", "template", s.template, "err", withoutLines(err))
 	}
 	f.pool.poke()
 	return err
@@ -164,6 +166,16 @@ func (t *templates) boot(ctx context.Context, n *templateSnapshot, output func(l
 	s := f.unowned(n.template, n.base)
 	if n.base.Project != "" && n.base.StartCmd != "" {
 		s.Project, s.Egress, s.bench = n.base.Project, f.conf.BenchEgress, true
+		if err := f.recordBench(ctx, system(s), s, audit.BenchOpen, audit.Fields{"template": n.template, "why": "to run the start command and save the template"}); err != nil {
+			return source{}, err
+		}
+		defer func() {
+			reason := "the template was saved"
+			if err != nil {
+				reason = withoutLines(err).Error()
+			}
+			err = errors.Join(err, f.recordBench(context.WithoutCancel(ctx), system(s), s, audit.BenchClose, audit.Fields{"reason": reason}))
+		}()
 	}
 	work, l, err := f.claim(ctx, s.ID)
 	if err != nil {

@@ -82,6 +82,8 @@ func do(cmd string, args []string) error {
 	case "sleep":
 		d, _ := time.ParseDuration(args[0])
 		time.Sleep(d)
+	case "suicide":
+		return syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	case "truncate":
 		size, _ := strconv.ParseInt(args[1], 10, 64)
 		f, err := os.Create(args[0])
