@@ -36,7 +36,7 @@ func (s *Server) checkChannel(next http.Handler) http.Handler {
 func writeError(w http.ResponseWriter, code int, message string) {
 	h := w.Header()
 	h.Del("Content-Length")
-	h.Set("Content-Type", "application/json")
+	h.Set("Content-Type", "application/json; charset=utf-8")
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(struct {
