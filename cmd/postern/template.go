@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -84,9 +85,13 @@ func (t *templates) listCommand() *command {
 			if err := noArgs(args); err != nil {
 				return err
 			}
-			all, err := t.listOwn()
-			if err != nil {
-				return err
+			all := []templateFacts{}
+			if l.base == "" { // else the server's are on another machine
+				own, err := t.listOwn()
+				if err != nil {
+					return err
+				}
+				all = append(all, own...)
 			}
 			projects, missing := l.projectTemplates(ctx)
 			all = append(all, projects...)
@@ -100,7 +105,7 @@ func (t *templates) listCommand() *command {
 			if err := out.rows(all, rows); err != nil || missing == nil || out.json {
 				return err
 			}
-			_, err = fmt.Fprintln(out, "\nTemplates of projects are not listed:", missing)
+			_, err := fmt.Fprintln(out, "\nTemplates of projects are not listed:", missing)
 			return err
 		}),
 	}
@@ -115,6 +120,9 @@ func yesNo(v bool) string {
 
 // listOwn returns the server's own templates that are built.
 func (t *templates) listOwn() ([]templateFacts, error) {
+	if _, err := os.Stat(filepath.Join(t.c.Cache, "templates")); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // a server elsewhere, or none yet
+	}
 	cache, err := t.own(nil)
 	if err != nil {
 		return nil, err

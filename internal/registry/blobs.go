@@ -267,7 +267,8 @@ func uncompressed(r *bufio.Reader) (io.ReadCloser, error) {
 		}
 		return z, nil
 	case string(magic) == "\x28\xb5\x2f\xfd":
-		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20), zstd.WithDecoderLowmem(true))
+		// The attack: frames that ask for a large window in memory, in several layers.
+		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(32<<20), zstd.WithDecoderLowmem(true))
 		if err != nil {
 			return nil, fmt.Errorf("%w: it is damaged: %w", ErrInvalid, err)
 		}
