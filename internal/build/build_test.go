@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -605,5 +606,85 @@ func TestUploadsAreBounded(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(f.conf.Dir, "work", "*")); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+func TestProjectsDiskIsBounded(t *testing.T) {
+	f := newFixture(t, storetest.SQLite(t), build.Config{MaxProjectMB: 1, BuildTime: time.Second})
+	f.run()
+	big := func(n string) build.Definition {
+		return build.Definition{FromTemplate: "base", Steps: steps([]string{"RUN", "write /" + n + " " + strings.Repeat(n, 250_000)}, []string{"RUN", "exit 1"})}
+	}
+	// Layers of builds that failed make room for newer ones, once no build can use them.
+	var full int
+	for _, n := range []string{"a", "b", "c", "d", "e", "f"} {
+		if s := f.make(f.a, "app", big(n)); strings.Contains(s.Failure.Message, "may have 1") {
+			full++
+		}
+	}
+	if full == 0 {
+		t.Error("six layers of a quarter of a mebibyte fit into one")
+	}
+	time.Sleep(1100 * time.Millisecond)
+	if s := f.make(f.a, "app", big("g")); s.Failure.Step != "2" {
+		t.Errorf("after a while: %+v", s.Failure)
+	}
+	// Another project has room of its own.
+	if s := f.make(f.b, "app", big("a")); s.Failure.Step != "2" {
+		t.Errorf("another project: %+v", s.Failure)
+	}
+}
+
+func TestSweepKeepsWhatIsNeeded(t *testing.T) {
+	f := newFixture(t, storetest.SQLite(t), build.Config{})
+	f.run()
+	ctx := t.Context()
+	define := func(n string) build.Definition {
+		return build.Definition{FromTemplate: "base", Steps: steps([]string{"RUN", "write /f " + n})}
+	}
+	var builds []string
+	for _, n := range []string{"1", "2", "3", "4", "5"} {
+		builds = append(builds, f.make(f.a, "app", define(n)).Build)
+	}
+	if _, err := f.AssignTags(ctx, f.a, "app:"+builds[0], []string{"keep"}); err != nil {
+		t.Fatal(err)
+	}
+	f.make(f.a, "lost", build.Definition{FromTemplate: "base", Steps: steps([]string{"RUN", "write /g 6"}, []string{"RUN", "exit 1"})})
+	err := f.db.Update(ctx, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, `update template_build set created_at = created_at - 2592000000000, ended_at = ended_at - 2592000000000`)
+		if err == nil {
+			_, err = tx.ExecContext(ctx, `update template_layer set used_at = used_at - 2592000000000`)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Sweep(ctx); err != nil {
+		t.Fatal(err)
+	}
+	// Those with the tags keep and default, and the two newest others.
+	for i, want := range []bool{true, false, true, true, true} {
+		if _, err := f.Base(ctx, build.SandboxID(builds[i])); (err == nil) != want {
+			t.Errorf("build %d: %v", i+1, err)
+		}
+	}
+	for dir, want := range map[string]int{"images": 4, "steps": 4} {
+		if left, _ := filepath.Glob(filepath.Join(f.conf.Dir, dir, "*")); len(left) != want {
+			t.Errorf("%d files in %s, want %d", len(left), dir, want)
+		}
+	}
+	u, err := f.Usage(ctx, f.a)
+	if err != nil || len(u) != 2 {
+		t.Fatalf("Usage = %+v, %v", u, err)
+	}
+	tm, err := f.Get(ctx, f.a, "app")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range u {
+		if u.Template == tm.ID && (u.Images == 0 || u.Layers == 0) {
+			t.Errorf("Usage = %+v", u)
+		}
 	}
 }

@@ -584,6 +584,13 @@ func (e *engine) publishImage(ctx context.Context) error {
 		return err
 	}
 	s := e.s
+	st, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if err := s.makeRoom(ctx, e.j.who.Project, st.Size()); err != nil {
+		return err
+	}
 	s.files.RLock()
 	defer s.files.RUnlock()
 	if err := publishOnce(path, s.imagePath(digest)); err != nil {

@@ -203,6 +203,7 @@ func (s *Service) finish(ctx context.Context, j *job, err error) {
 		s.mu.Unlock()
 		j.cancel(nil)
 		s.poke()
+		s.sweepSoon()
 	}()
 	if err == nil {
 		if err := j.journal.flush(ctx); err != nil {
@@ -236,17 +237,11 @@ func (s *Service) finish(ctx context.Context, j *job, err error) {
 // removes their temporary files. Call it before builds run; [Service.Run] does.
 func (s *Service) Recover(ctx context.Context) error {
 	err := s.db.Update(ctx, func(tx *store.Tx) error {
-		builds, err := store.List(ctx, tx, scanBuild, `select `+buildColumns+` from template_build where state = $1 and server_id = $2`, Building, s.conf.Server)
+		builds, err := store.List(ctx, tx, scanBuild, `select `+buildColumns+` from template_build where state = $1 and server_id = $2 and started_at < $3`, Building, s.conf.Server, store.Time(s.born))
 		if err != nil {
 			return err
 		}
 		for _, b := range builds {
-			s.mu.Lock()
-			lives := s.jobs[b.ID] != nil
-			s.mu.Unlock()
-			if lives {
-				continue
-			}
 			who := auth.Principal{Kind: auth.System, ID: "builds", Project: b.project}
 			if err := audit.Append(ctx, tx, who, audit.TemplateBuildFailed, b.Template, audit.Fields{"build": b.ID, "reason": "the server stopped"}); err != nil {
 				return err

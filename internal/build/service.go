@@ -82,11 +82,12 @@ type Config struct {
 
 	MaxSteps     int     // of one definition; 0 means 1000
 	MaxTemplates int     // of one project; 0 means 200
-	MaxBuilds    int     // ready ones of one template, the oldest without a tag go first; 0 means 20
+	MaxBuilds    int     // finished ones of one template that have no tag, from the newest; 0 means 2
 	MaxCPUs      float64 // that a template may ask for; 0 means 8
 	MaxMemoryMB  int64   // that a template may ask for, mebibytes; 0 means 8192
 	MaxDiskMB    int64   // that a template may ask for, mebibytes; 0 means 20480
 
+	MaxProjectMB    int64         // images and layers of a project, mebibytes; 0 means 51200
 	MaxUploadMB     int64         // one archive for COPY, mebibytes; 0 means 1024
 	MaxUploadsMB    int64         // all archives of a project, mebibytes; 0 means 4096
 	MaxLogLines     int           // of one build; 0 means 10000
@@ -106,6 +107,8 @@ type Service struct {
 	images  Puller
 	conf    Config
 
+	born time.Time // what is older was left by an earlier process
+
 	// files is held shared while a file is published and its row written, and
 	// exclusively by the sweep.
 	files sync.RWMutex
@@ -114,7 +117,6 @@ type Service struct {
 	queue     []*job           // guarded by mu
 	jobs      map[string]*job  // by build: those in the queue and those that run; guarded by mu
 	closed    bool             // Run has ended; guarded by mu
-	uploads   int              // that are being received; guarded by mu
 	uploading map[string]int64 // bytes of them, by project; guarded by mu
 	wake      chan struct{}    // holds an element when the queue has changed
 	sweeps    chan struct{}    // holds an element when a sweep is due
@@ -136,7 +138,8 @@ func New(log *slog.Logger, db *store.DB, machine Machine, own Own, images Puller
 	conf.StepTime = or(conf.StepTime, conf.BuildTime)
 	conf.MaxSteps = or(conf.MaxSteps, 1000)
 	conf.MaxTemplates = or(conf.MaxTemplates, 200)
-	conf.MaxBuilds = or(conf.MaxBuilds, 20)
+	conf.MaxBuilds = or(conf.MaxBuilds, 2)
+	conf.MaxProjectMB = or(conf.MaxProjectMB, 50<<10)
 	conf.MaxCPUs = or(conf.MaxCPUs, 8)
 	conf.MaxMemoryMB = or(conf.MaxMemoryMB, 8192)
 	conf.MaxDiskMB = or(conf.MaxDiskMB, 20480)
@@ -160,7 +163,8 @@ func New(log *slog.Logger, db *store.DB, machine Machine, own Own, images Puller
 		}
 	}
 	return &Service{
-		log: log, db: db, machine: machine, own: own, images: images, conf: conf,
+		born: time.Now(),
+		log:  log, db: db, machine: machine, own: own, images: images, conf: conf,
 		jobs: map[string]*job{}, wake: make(chan struct{}, 1), pulls: map[string]*pull{},
 		sweeps: make(chan struct{}, 1), uploading: map[string]int64{}, exports: make(chan struct{}, 2), imports: make(chan struct{}, 1),
 	}, nil

@@ -108,7 +108,7 @@ func (e *engine) capture(ctx context.Context) (digest string, err error) {
 	if err := f.Sync(); err != nil {
 		return "", err
 	}
-	if err := e.s.room(0); err != nil {
+	if err := errors.Join(e.s.room(0), e.s.makeRoom(ctx, e.j.who.Project, size)); err != nil {
 		return "", err
 	}
 	e.s.files.RLock()

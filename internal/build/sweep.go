@@ -14,8 +14,7 @@ import (
 	"postern/internal/store"
 )
 
-// clearWork removes the temporary files of an earlier process. Those of builds that run
-// are not there yet, or have their own directory in use.
+// clearWork removes the temporary files of an earlier process.
 func (s *Service) clearWork() error {
 	es, err := os.ReadDir(filepath.Join(s.conf.Dir, workDir))
 	if err != nil {
@@ -23,10 +22,7 @@ func (s *Service) clearWork() error {
 	}
 	var errs []error
 	for _, e := range es {
-		s.mu.Lock()
-		lives := s.jobs[e.Name()] != nil || strings.HasPrefix(e.Name(), uploadPrefix) && s.uploads > 0
-		s.mu.Unlock()
-		if !lives {
+		if i, err := e.Info(); err == nil && i.ModTime().Before(s.born) {
 			errs = append(errs, os.RemoveAll(filepath.Join(s.conf.Dir, workDir, e.Name())))
 		}
 	}
@@ -63,6 +59,9 @@ func (s *Service) sweepSoon() {
 
 // keepFailed is how many failed builds of a template keep their logs.
 const keepFailed = 20
+
+// keepReady is how long a finished build without a tag stays at least.
+const keepReady = 10 * time.Minute
 
 // Sweep removes builds and layers that nobody needs any more, and then the files without
 // a row.
@@ -116,7 +115,11 @@ func (s *Service) dropBuilds(ctx context.Context) error {
 				continue
 			}
 		case Ready:
-			if finished[b.Template]++; tagged[b.ID] || finished[b.Template] <= s.conf.MaxBuilds {
+			// Its client may still read the log.
+			if tagged[b.ID] || time.Since(b.Ended) < keepReady {
+				continue
+			}
+			if finished[b.Template]++; finished[b.Template] <= s.conf.MaxBuilds {
 				continue
 			}
 		case Building:
@@ -182,6 +185,65 @@ func (s *Service) dropLayers(ctx context.Context) error {
 			if _, err := tx.ExecContext(ctx, `delete from template_layer where project_id = $1 and key = $2 and server_id = $3`, r.project, r.key, s.conf.Server); err != nil {
 				return err
 			}
+		}
+		return nil
+	})
+}
+
+// makeRoom returns an error that wraps [ErrFull] unless a project's images and layers may
+// have size bytes more. It first forgets layers that no finished build consists of, those
+// first that were not used for longest. The attack: a project that fills the disk of all.
+func (s *Service) makeRoom(ctx context.Context, project string, size int64) error {
+	return s.db.UpdateIn(ctx, store.Thing(project, "layers"), func(tx *store.Tx) error {
+		builds, err := store.List(ctx, tx, scanBuild, `select `+buildColumns+` from template_build where project_id = $1 and server_id = $2 and image <> ''`, project, s.conf.Server)
+		if err != nil {
+			return err
+		}
+		total := size
+		images, kept := map[string]bool{}, map[string]bool{}
+		for _, b := range builds {
+			if !images[b.Image] {
+				images[b.Image] = true
+				total += b.Result.Bytes
+			}
+			for _, l := range b.Result.Layers {
+				kept[l] = true
+			}
+		}
+		type row struct {
+			key, digest string
+			size        int64
+		}
+		rows, err := store.List(ctx, tx, func(scan func(...any) error) (r row, err error) {
+			err = scan(&r.key, &r.digest, &r.size)
+			return r, err
+		}, `select key, digest, size from template_layer where project_id = $1 and server_id = $2 and size > 0 order by used_at`, project, s.conf.Server)
+		if err != nil {
+			return err
+		}
+		for _, r := range rows {
+			total += r.size // twice if two keys have one layer: that is rare
+		}
+		limit := s.conf.MaxProjectMB << 20
+		// The layers of builds that run were used within the time that a build may take.
+		recent := store.Time(time.Now().Add(-s.conf.BuildTime))
+		for _, r := range rows {
+			if total <= limit {
+				return nil
+			}
+			if kept[r.digest] {
+				continue
+			}
+			gone, err := tx.Changed(ctx, `delete from template_layer where project_id = $1 and key = $2 and server_id = $3 and used_at < $4`, project, r.key, s.conf.Server, recent)
+			if err != nil {
+				return err
+			}
+			if gone {
+				total -= r.size
+			}
+		}
+		if total > limit {
+			return fmt.Errorf("%w: the project's templates would have %d MiB and may have %d: delete some of them", ErrFull, total>>20, s.conf.MaxProjectMB)
 		}
 		return nil
 	})

@@ -152,11 +152,9 @@ func (s *Service) reserve(project, dir string, size int64) (done func(), err err
 		return nil, fmt.Errorf("%w: the project's archives would have %d MiB and may have %d: they are removed when nothing has used them for a while", ErrFull, used>>20, s.conf.MaxUploadsMB)
 	}
 	s.uploading[project] += size
-	s.uploads++
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.uploads--
 		if s.uploading[project] -= size; s.uploading[project] == 0 {
 			delete(s.uploading, project)
 		}
