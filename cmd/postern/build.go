@@ -206,9 +206,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
-	d.builds, err = build.New(d.log, d.db, build.OnFleet(d.fleet), templates, puller, build.Config{
-		Server: d.server, Dir: filepath.Join(d.conf.Data, "templates"), KeepFreeMB: d.conf.KeepFreeMB,
-	})
+	d.builds, err = build.New(d.log, d.db, build.OnFleet(d.fleet), templates, puller, d.conf.buildConfig(d.server))
 	if err != nil {
 		return err
 	}
