@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -188,7 +189,10 @@ func TestDeltasOfTwoSandboxesAreEqual(t *testing.T) {
 			dir("root"), dir("root/.npm"), dir("root/.npm/_logs"), file(fmt.Sprint("root/.npm/_logs/", n), "x"), dir("tmp").mode(0o1777), whiteout(fmt.Sprintf("tmp/pip-%d", n)), whiteout("etc/gone"),
 		}
 		rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
-		// A link comes after its file.
+		// A directory comes before what is in it, and a link after its file.
+		slices.SortStableFunc(list, func(a, b entry) int {
+			return strings.Count(strings.TrimSuffix(a.h.Name, "/"), "/") - strings.Count(strings.TrimSuffix(b.h.Name, "/"), "/")
+		})
 		var first, last []entry
 		for _, e := range list {
 			if e.h.Typeflag == tar.TypeLink {
@@ -270,13 +274,20 @@ func TestDeltaCannotBeTricked(t *testing.T) {
 			}
 		})
 	}
+	for _, after := range [][]entry{
+		{file("etc/new", "x")}, {file("a", "1"), file("a", "2")}, {link("etc", "/secret"), file("etc/x", "x")}, {whiteout("etc"), dir("etc")},
+	} {
+		if _, err := delta(t, made(t, base), nil, after); !errors.Is(err, rootfs.ErrInvalid) || !strings.Contains(err.Error(), "comes twice") {
+			t.Errorf("%s: got %v", after[0].h.Name, err)
+		}
+	}
 	t.Run("links where the guest's traces are", func(t *testing.T) {
 		below := made(t, base)
 		if err := below.Provision(); err != nil {
 			t.Fatal(err)
 		}
 		was := listed(t, below)
-		if _, err := delta(t, below, nil, []entry{link("etc", "/run/postern"), dir("run"), link("run/e2b", "/run/postern"), file("run/postern/hosts", "x")}); err != nil {
+		if _, err := delta(t, below, nil, []entry{link("etc", "/run/postern"), dir("run"), link("run/e2b", "/run/postern"), dir("run/postern"), file("run/postern/hosts", "x")}); err != nil {
 			t.Fatal(err)
 		}
 		if d := cmp.Diff(was, listed(t, below)); d != "" {

@@ -80,6 +80,10 @@ func FuzzDelta(f *testing.F) {
 		f.Add(s, s)
 		f.Add([]byte{}, s)
 	}
+	one := archive(f, dir("."), opaque("./etc"), file("./etc/passwd", "Q"), whiteout("./lib"), dir("./usr"), file("./usr/b", "B"), dir("./home"), file("./home/x.py", "X"))
+	f.Add([]byte{}, one)
+	f.Add(one, archive(f, dir("."), whiteout("./etc"), dir("./usr"), file("./usr/b", "C"), hard("./usr/c", "./usr/b"), dir("./home"), whiteout("./home/x"), link("./home/l", "../etc"),
+		dir("./home/__pycache__"), file("./home/__pycache__/x.pyc", "\xa7\r\r\n\x00\x00\x00\x00\x07\x00\x00\x00sizecode")))
 	f.Fuzz(func(t *testing.T, before, after []byte) {
 		if len(before)+len(after) > 1<<20 {
 			return

@@ -51,7 +51,7 @@ func (t *Tree) apply(layer *os.File, l Limits, upper bool) error {
 	}
 	t.files = append(t.files, f)
 	t.limits, t.steps = l.orDefault(), 0
-	a := applier{t: t, f: f, upper: upper}
+	a := applier{t: t, f: f, upper: upper, seen: map[string]bool{}}
 	// A whiteout hides what is below the layer, not what is in it, whatever the order of
 	// the entries is. So the whiteouts come first.
 	if len(t.root.Entries) > 0 {
@@ -76,6 +76,8 @@ type applier struct {
 	t     *Tree
 	f     *os.File
 	upper bool // see apply
+	// In an upper layer: the entries so far, and whether they are directories.
+	seen map[string]bool
 }
 
 // A cursor reads a file from its start, whatever the offset of its descriptor is, and
@@ -236,6 +238,15 @@ func isWhiteoutDevice(h *tar.Header) bool {
 // entry applies an entry that is not a whiteout.
 func (a *applier) entry(h *tar.Header, name string, at int64) error {
 	dir, base := split(name)
+	if a.upper {
+		// As gVisor writes them: each file once, after its directory. So no link of the
+		// tree below is ever followed.
+		up := strings.TrimSuffix(dir, "/")
+		if _, twice := a.seen[name]; twice || up != "" && !a.seen[up] {
+			return fmt.Errorf("%w: it comes twice, or before its directory", ErrInvalid)
+		}
+		a.seen[name] = h.Typeflag == tar.TypeDir
+	}
 	if strings.HasPrefix(base, whiteoutPrefix) || isWhiteoutDevice(h) {
 		return nil
 	}
