@@ -174,7 +174,7 @@ func (c *child) serve(ctx context.Context) error {
 			return err
 		}
 	}
-	cmd := exec.Command(path, how.args...)
+	cmd := exec.Command(path, how.args...) //nolint:noctx // its whole group is ended below
 	cmd.Args[0], cmd.Env, cmd.Dir = how.path, list, c.paths.work(&c.server, home)
 	cmd.SysProcAttr = attributes(c.uid)
 	words := &lastWords{}

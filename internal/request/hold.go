@@ -30,10 +30,10 @@ type SecretUse struct {
 // payload returns the bytes that a person approves.
 func (q *question) payload(request []byte) ([]byte, error) {
 	var about any = SecretUse{q.use, q.first, q.why}
-	switch q.kind {
-	case policy.KindRequest:
+	if q.kind == policy.KindRequest {
 		return request, nil
-	case policy.KindTool:
+	}
+	if q.kind == policy.KindTool {
 		about = toolUse{q.call.Server, q.call.Tool, q.call.index}
 	}
 	head, err := json.Marshal(about)

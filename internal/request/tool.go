@@ -142,7 +142,8 @@ func checkValue(d *json.Decoder, depth, ours int) error {
 // by what its tools' names begin with, server is empty.
 func callOf(m map[string]json.RawMessage, server, separator string) (c Call, ok bool, err error) {
 	var method string
-	if json.Unmarshal(m["method"], &method) != nil || method != "tools/call" {
+	_ = json.Unmarshal(m["method"], &method) // one that is no text names no method
+	if method != "tools/call" {
 		return c, false, nil
 	}
 	var p map[string]json.RawMessage
