@@ -488,6 +488,13 @@ func (b *startedBuild) definition() (build.Definition, error) {
 	if err != nil {
 		return build.Definition{}, err
 	}
+	// E2B's own base image, which SDKs name if nothing else is given.
+	switch strings.TrimPrefix(b.FromImage, "docker.io/") {
+	case "e2bdev/base", "e2bdev/base:latest":
+		if b.FromTemplate == "" && c == (registry.Credentials{}) {
+			b.FromImage, b.FromTemplate = "", "base"
+		}
+	}
 	d := build.Definition{
 		FromImage: b.FromImage, Credentials: c, FromTemplate: b.FromTemplate, StartCmd: b.StartCmd, ReadyCmd: b.ReadyCmd, Force: b.Force,
 	}

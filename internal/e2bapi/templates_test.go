@@ -302,6 +302,11 @@ func TestStartedBuild(t *testing.T) {
 	if err != nil || d.FromImage != "debian:12" || d.Credentials.AWSSecret != "s" || d.StartCmd != "x" || d.ReadyCmd != "y" || !d.Force || len(d.Steps) != 2 || !d.Steps[0].Force || !slices.Equal(d.Steps[1].Args, []string{"true", ""}) {
 		t.Errorf("got %+v, %v", d, err)
 	}
+	for _, image := range []string{"e2bdev/base", "e2bdev/base:latest", "docker.io/e2bdev/base"} {
+		if d, err := read(`{"fromImage":"` + image + `"}`); err != nil || d.FromImage != "" || d.FromTemplate != "base" {
+			t.Errorf("%s: got %+v, %v, want the server's base", image, d, err)
+		}
+	}
 	const password = "a-password-that-nobody-reads"
 	for _, bad := range []string{
 		`{"fromImage":"x","surprise":1}`, `{"steps":{}}`, `{"steps":[{"type":7}]}`, `[]`,

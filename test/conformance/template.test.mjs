@@ -192,7 +192,7 @@ describe('Template', () => {
     const slow = await Template.buildInBackground(Template().fromTemplate('base').skipCache().runCmd('sleep 300'), 'slow')
     const status = await Template.getBuildStatus(slow)
     assert.deepEqual([status.status, status.buildID, status.templateID], ['building', slow.buildId, slow.templateId])
-    const quick = await build(Template().fromTemplate('base').runCmd('true'), 'slow')
+    const quick = await build(Template().fromBaseImage().runCmd('true'), 'slow')
     const ended = await eventually('the end of the first', async () => {
       const s = await Template.getBuildStatus(slow)
       return s.status === 'error' && s
