@@ -292,3 +292,39 @@ func TestFullDiskEndsWhoFillsIt(t *testing.T) {
 		t.Errorf("the other: %v", err)
 	}
 }
+
+// TestPoolFollowsDemandForEachTemplate: within the limit of all, the first template keeps
+// its minimum, and a template that is gone has none.
+func TestPoolFollowsDemandForEachTemplate(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
+		c.Cold, c.Prepare, c.Inboxes, c.Pool = false, []string{"base"}, nil, sandbox.PoolConfig{Min: 1, Max: 3, MemoryMB: 1 << 20}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- f.fleet.Run(ctx) }()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	f.waitFor("the first template has its minimum", func() bool { return f.fleet.PooledOf("base") == 1 })
+	if err := f.fleet.MakeTemplateSnapshot(t.Context(), "b1", func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		s := f.create(sandbox.Request{Template: "b1"})
+		if err := f.fleet.Kill(t.Context(), f.who, s.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.waitFor("another one that is wanted has some of the rest", func() bool {
+		base, b1 := f.fleet.PooledOf("base"), f.fleet.PooledOf("b1")
+		if base+b1 > 3 {
+			t.Errorf("%d are pooled, at most 3 may be", base+b1)
+		}
+		return base == 1 && b1 > 0
+	})
+	if err := f.fleet.ForgetTemplate(t.Context(), "b1"); err != nil {
+		t.Fatal(err)
+	}
+	f.waitFor("one that is gone has none", func() bool { return f.fleet.PooledOf("b1") == 0 })
+}

@@ -31,3 +31,15 @@ var (
 
 // RelieveDisk is one check of the disk.
 func (f *Fleet) RelieveDisk(ctx context.Context) error { return f.relieveDisk(ctx) }
+
+// PooledOf returns the number of pooled sandboxes of the template with a key.
+func (f *Fleet) PooledOf(key string) (n int) {
+	f.pool.mu.Lock()
+	defer f.pool.mu.Unlock()
+	for _, w := range f.pool.warm {
+		if w.key == key {
+			n++
+		}
+	}
+	return n
+}
