@@ -312,7 +312,7 @@ describe('watches', () => {
     const events = []
     const watch = await box.files.watchDir('watched', (e) => void events.push(`${e.type} ${e.name}`), { timeoutMs: 0 })
     await box.files.write('watched/f', '1')
-    await eventually('create', () => events.includes('create f') && events.includes('write f'))
+    await eventually('create', () => events.includes('create f') && events.includes('chmod f') && events.includes('write f'))
     await box.files.rename('watched/f', 'watched/g')
     await eventually('rename', () => events.includes('rename f') && events.includes('create g'))
     await box.commands.run('chmod 600 watched/g; rm watched/g')

@@ -125,7 +125,9 @@ describe('pause and resume', () => {
   test('by hand: 204, 409 when paused already, connect answers 201 when it resumed and 200 when it ran', async () => {
     for (const path of ['/v2/sandboxes', '/sandboxes']) {
       const { sandboxId: id } = await create()
-      assert.equal((await server.api('POST', `/sandboxes/${id}/pause`)).status, 204)
+      assert.equal((await server.api('POST', `/sandboxes/${id}/resume`, {})).status, 409)
+      const pauses = await Promise.all([1, 2, 3].map(() => server.api('POST', `/sandboxes/${id}/pause`)))
+      assert.deepEqual(pauses.map((p) => p.status), [204, 204, 204])
       const twice = await server.api('POST', `/sandboxes/${id}/pause`, {})
       assert.deepEqual([twice.status, twice.json.code], [409, 409])
       const resumed = await server.api('POST', `${path}/${id}/connect`, { timeout: 77 })
@@ -232,6 +234,7 @@ describe('snapshots', () => {
     await box.files.write('state', 'after it')
     const first = await create(snapshot.snapshotId)
     const second = await create(snapshot.snapshotId)
+    assert.equal((await Sandbox.getInfo(first.sandboxId)).templateId, snapshot.snapshotId)
     assert.equal(await first.files.read('state'), 'at the snapshot')
     await first.files.write('state', 'the first')
     assert.equal(await second.files.read('state'), 'at the snapshot')

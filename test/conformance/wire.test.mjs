@@ -309,7 +309,7 @@ describe('addresses', () => {
     assert.deepEqual([body.sandboxId, body.message, body.code], [id, 'The sandbox was not found', 502])
     // Not by fetch, which says of itself that it does not navigate.
     const page = await new Promise((done, failed) => {
-      const browser = { accept: 'text/html,application/xhtml+xml', 'sec-fetch-mode': 'navigate', 'e2b-sandbox-id': id, 'e2b-sandbox-port': '8000' }
+      const browser = { 'user-agent': 'Mozilla/5.0 (X11; Linux x86_64) Firefox/140.0', accept: 'text/html,application/xhtml+xml', 'sec-fetch-mode': 'navigate', 'e2b-sandbox-id': id, 'e2b-sandbox-port': '8000' }
       http.get(server.url, { headers: browser }, (res) => (res.resume(), done(res))).on('error', failed)
     })
     assert.equal(page.statusCode, 502)
