@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -175,7 +176,7 @@ postern template inspect base --spdx > base.spdx.json`,
 				return err
 			}
 			if l.base == "" {
-				if done, err := t.inspectOwn(ctx, name, out); done || err != nil {
+				if done, err := t.inspectOwn(name, out); done || err != nil {
 					return err
 				}
 			}
@@ -185,7 +186,7 @@ postern template inspect base --spdx > base.spdx.json`,
 }
 
 // inspectOwn shows one of the server's own templates. It reports false if NAME is none.
-func (t *templates) inspectOwn(ctx context.Context, name string, out *output) (bool, error) {
+func (t *templates) inspectOwn(name string, out *output) (bool, error) {
 	cache, err := t.own(nil)
 	if err != nil {
 		return false, err
@@ -208,7 +209,7 @@ func (t *templates) inspectOwn(ctx context.Context, name string, out *output) (b
 	return true, out.facts(rec, func() error {
 		return out.table([][]string{
 			{"template", strings.Join(rec.Names, ", ")}, {"id", rec.ID}, {"of", "the server"}, {"built", ago(rec.Built)},
-			{"image", rec.Digest}, {"path", rec.Path}, {"size", fmt.Sprintf("%d MB", rec.Bytes/1e6)}, {"packages", fmt.Sprint(len(rec.Packages))},
+			{"image", rec.Digest}, {"path", rec.Path}, {"size", fmt.Sprintf("%d MB", rec.Bytes/1e6)}, {"packages", strconv.Itoa(len(rec.Packages))},
 		})
 	})
 }
