@@ -178,13 +178,25 @@ class Kernel:
         lines = c.get("traceback") or ()
         link.send({"t": "error", "name": str(c.get("ename", "ERROR")), "value": str(c.get("evalue", "")), "traceback": "\n".join(map(str, lines))})
 
+    def interrupt(self):
+        """Interrupts R, and from the second time on the programs that it waits for, if there are any.
+
+        R hears nothing while it waits; and it must not hear twice: then it ends.
+        """
+        programs = link.children(self.r.pid) if self.interrupted else []
+        self.interrupted = True
+        for pid in programs or [self.r.pid]:
+            try:
+                os.kill(pid, signal.SIGINT)
+            except ProcessLookupError:
+                pass
+
     def command(self, c):
         if c["op"] == "run":
             self.run(c["code"], c["base"], c["call"])
         elif c["op"] == "interrupt":
             if self.waits is not None and not self.silent:
-                self.interrupted = True
-                os.kill(self.r.pid, signal.SIGINT)
+                self.interrupt()
         elif c["op"] == "reseed":
             self.answer = not c.get("silent")
             if self.waits is not None:

@@ -429,7 +429,13 @@ def show(v):
         load().displayhook(v)
         return
     flush()
-    send({"t": "result", "main": True, "data": {"text/plain": text}})
+    data = {"text/plain": text}
+    if type(v) in (list, dict):
+        try:
+            data["application/json"] = loads(dumps(v, allow_nan=False))
+        except (TypeError, ValueError):
+            pass  # JSON has no such keys or numbers
+    send({"t": "result", "main": True, "data": data})
     kept["___"], kept["__"], kept["_"] = kept["__"], kept["_"], v
     if not any(k in ns and ns[k] is not kept_before for k, kept_before in shown.items()):
         ns.update(kept)

@@ -80,6 +80,25 @@ def start(cwd):
     os.environ.pop("LC_CTYPE", None)
 
 
+def children(pid):
+    """Returns the descendants of a process."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as f:
+                    parents[int(name)] = int(f.read().rpartition(b")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                pass
+    out, todo = [], [pid]
+    while todo:
+        p = todo.pop()
+        mine = [c for c, parent in parents.items() if parent == p]
+        out += mine
+        todo += mine
+    return out
+
+
 def end(status):
     """Ends as the program did that this process was for."""
     if os.WIFSIGNALED(status):

@@ -125,15 +125,71 @@ class Data(BaseFormatter):
     _return_type = dict
 
 
+class Chart(BaseFormatter):
+    format_type = Unicode("e2b/chart")
+    print_method = ObjectName("_repr_e2b_chart_")
+    _return_type = dict
+
+    def __call__(self, obj):
+        # Not for_type_by_name: matplotlib's backend takes from every formatter
+        # what it has for figures.
+        if any(c.__module__ == "matplotlib.figure" and c.__name__ == "Figure" for c in type(obj).__mro__):
+            return figure(obj)
+        return super().__call__(obj)
+
+
+MAX_CELLS = 100_000  # of a table or a list that is sent as data, too
+
+
 def frame(df):
     # A table that is meant for a program, not for a chart of a million points.
     try:
-        if df.size > 100_000:
+        if df.size > MAX_CELLS:
             return None
-        d = loads(df.to_json(orient="split", date_format="iso"))
-        return {str(c): [row[i] for row in d["data"]] for i, c in enumerate(d["columns"])}
+        return {str(k): [plain(v) for v in column] for k, column in df.to_dict(orient="list").items()}
     except Exception:  # noqa: BLE001 - a table that cannot be data is still shown
         return None
+
+
+def plain(v):
+    """Returns a cell of a table as JSON has it."""
+    if v is None or type(v) in (str, int, bool):
+        return v
+    if hasattr(v, "isoformat"):
+        return v.isoformat() if v == v else None  # NaT is not itself
+    if hasattr(v, "item"):
+        v = v.item()
+    if isinstance(v, float) and v - v != 0:
+        return None
+    return v
+
+
+def figure(fig):
+    global chart
+    try:
+        if chart is None:
+            # By its path: a file of the user's must not stand in for it.
+            from importlib.util import module_from_spec, spec_from_file_location
+
+            spec = spec_from_file_location("postern_chart", os.path.join(os.path.dirname(__file__), "chart.py"))
+            module = module_from_spec(spec)
+            spec.loader.exec_module(module)
+            chart = module
+        return chart.of(fig)
+    except Exception:  # noqa: BLE001 - the picture is shown in any case
+        return {}
+
+
+chart = None
+
+
+def as_json(v):
+    """Returns a list or dict as JSON, or None if it has what JSON has not."""
+    try:
+        text = json.dumps(v, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return loads(text) if len(text) <= 1 << 20 else None
 
 
 def make(main, sender, count):
@@ -152,4 +208,7 @@ def make(main, sender, count):
     data = Data(parent=f)
     data.for_type_by_name("pandas.core.frame", "DataFrame", frame)
     f.formatters["e2b/data"] = data
+    f.formatters["e2b/chart"] = Chart(parent=f)
+    for kind in (list, dict):
+        f.formatters["application/json"].for_type(kind, as_json)
     return shell

@@ -289,7 +289,8 @@ class Kernel:
         """Interrupts the kernel, and with group also the processes it started."""
         if self.language != "python":
             self.tell({"op": "interrupt"})
-        if self.language == "python" or group:
+        # R and bash are told by their parents, see jupyter.py and shell.py.
+        if self.language == "python" or group and self.language not in ("r", "bash"):
             self.signal(signal.SIGINT, group)
 
     def tell(self, command):

@@ -77,31 +77,12 @@ class Shell:
         self.line(f"{P}_r=$?; {'; '.join([*after, ':'])}; printf '%s\\n' ${P}_r >{self.to}")
 
     def interrupt(self):
-        """Interrupts bash and what it runs in the foreground."""
-        for pid in [self.pid, *children(self.pid)]:
+        """Interrupts bash and what it runs. What is in the background ignores it: bash sees to that."""
+        for pid in [self.pid, *link.children(self.pid)]:
             try:
                 os.kill(pid, signal.SIGINT)
             except ProcessLookupError:
                 pass
-
-
-def children(pid):
-    """Returns the descendants of a process. What bash has put into the background ignores interrupts."""
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as f:
-                    parents[int(name)] = int(f.read().rpartition(b")")[2].split()[1])
-            except (OSError, ValueError, IndexError):
-                pass
-    out, todo = [], [pid]
-    while todo:
-        p = todo.pop()
-        mine = [c for c, parent in parents.items() if parent == p]
-        out += mine
-        todo += mine
-    return out
 
 
 def start():
