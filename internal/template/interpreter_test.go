@@ -129,6 +129,8 @@ type event struct {
 	ExecutionCount int  `json:"execution_count"`
 	IsMainResult   bool `json:"is_main_result"`
 	Data           map[string][]any
+	Chart          json.RawMessage
+	JSON           json.RawMessage
 	Timestamp      int64
 }
 
@@ -233,12 +235,18 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// leave executes code until it has said "begun", and goes away.
+// leave executes code in a context until it has said "begun", and goes away.
 func leave(t *testing.T, url, id, code string) {
+	t.Helper()
+	leaveExecution(t, url, map[string]string{"code": code, "context_id": id})
+}
+
+// leaveExecution makes an execution, waits until it has said "begun", and goes away.
+func leaveExecution(t *testing.T, url string, request map[string]string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	body, err := json.Marshal(map[string]string{"code": code, "context_id": id})
+	body, err := json.Marshal(request)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -762,6 +770,9 @@ print(sorted(f for f in os.listdir() if len(f) < 8), 'IPython' in sys.modules)`,
 		})
 	})
 
+	t.Run("languages", func(t *testing.T) { testLanguages(t, url) })
+	t.Run("charts", func(t *testing.T) { testCharts(t, url) })
+
 	t.Run("language", func(t *testing.T) {
 		a := run(t, url, "1", "language", "cobol")
 		if len(a.errors) != 1 || a.errors[0].Name != "UnsupportedLanguage" || !strings.Contains(a.errors[0].Value, "python") {
@@ -769,19 +780,6 @@ print(sorted(f for f in os.listdir() if len(f) < 8), 'IPython' in sys.modules)`,
 		}
 		if status, out := call(t, "POST", url+"/contexts", `{"language": "cobol"}`); status != http.StatusBadRequest || !strings.Contains(out, "python") {
 			t.Errorf("context: got %d %q", status, out)
-		}
-		for language, cells := range map[string][2]string{
-			"javascript": {"let x = [1, 2].length", "await Promise.resolve(x + 40)"},
-			"typescript": {"const x: number = 2", "(x as number) + 40"},
-			"r":          {"x <- 2", "x + 40"},
-			"java":       {"int x = 2;", "x + 40"},
-			"bash":       {"x=2", "echo $((x + 40))"},
-		} {
-			run(t, url, cells[0], "language", language)
-			a := run(t, url, cells[1], "language", language)
-			if !strings.Contains(fmt.Sprint(a.results, a.stdout), "42") || len(a.errors) != 0 { // R shows values, without a main one
-				t.Errorf("%s: got %+v", language, a)
-			}
 		}
 	})
 

@@ -8,7 +8,7 @@ is "unknown". rich.py loads this with the first figure that is shown.
 import math
 import re
 
-from matplotlib import dates
+from matplotlib import dates, rcParams
 from matplotlib.collections import PathCollection
 from matplotlib.container import BarContainer
 from matplotlib.lines import Line2D
@@ -192,7 +192,7 @@ def namer(axis):
 def box_and_whisker(ax, out, budget):
     boxes = []
     lies = None
-    lines = [(list(map(float, one.get_xdata())), list(map(float, one.get_ydata()))) for one in ax.get_lines() if numbers(one)]
+    lines = [(list(map(float, one.get_xdata())), list(map(float, one.get_ydata()))) for one in ax.get_lines() if numbers(one) and not is_mean(one)]
     budget.take(sum(len(x) for x, _ in lines))
     for patch in ax.patches:
         v = patch.get_path().vertices
@@ -234,6 +234,12 @@ def box_and_whisker(ax, out, budget):
             "median": None if median is None else value(rounded(median)), "third_quartile": value(rounded(b["high"])),
             "max": value(rounded(b["high"] if upper is None else upper)), "outliers": [value(rounded(p)) for p in outliers],
         })  # fmt: skip
+
+
+def is_mean(one):
+    """Reports whether a line is the mark of a mean, which boxplot(showmeans=True) puts beside the outliers."""
+    mean, outlier = rcParams["boxplot.meanprops.marker"], rcParams["boxplot.flierprops.marker"]
+    return mean != outlier and one.get_marker() == mean
 
 
 def numbers(one):

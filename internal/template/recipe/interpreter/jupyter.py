@@ -42,7 +42,7 @@ class R:
             json.dump(connection, f)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self.pid = os.posix_spawnp(
-            "R", ["R", "--slave", "--no-save", "--no-restore", "-e", "IRkernel::main()", "--args", path], os.environ,
+            "R", ["R", "--slave", "--no-save", "--no-restore", "-e", "IRkernel::main()", "--args", path], {"LANG": "C.UTF-8", **os.environ},
             setsigdef=[signal.SIGINT, signal.SIGPIPE], file_actions=[(os.POSIX_SPAWN_DUP2, null, 0)],
         )  # fmt: skip
         os.close(null)

@@ -108,7 +108,7 @@ NODE = ["node", "--expose-internals", "--no-warnings", "--no-force-async-hooks-c
 # By a shell, since Java cannot change its directory. Less memory and a quicker
 # start in exchange for a slower peak; the opened package has the map of the
 # environment.
-JAVA = ["/bin/sh", "-c", 'cd "$0" 2>/dev/null || cd /; exec java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData --add-opens java.base/java.util=ALL-UNNAMED -cp ' + os.path.join(HERE, "java") + " Kernel"]
+JAVA = ["/bin/sh", "-c", 'cd "$0" 2>/dev/null || cd /; export LANG="${LANG-C.UTF-8}"; exec java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData --add-opens java.base/java.util=ALL-UNNAMED -cp ' + os.path.join(HERE, "java") + " Kernel"]
 # What each language needs in a template, and how its kernel is started; the
 # working directory and the language are added. A language costs nothing before
 # its first use.
