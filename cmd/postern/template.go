@@ -15,8 +15,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"postern/internal/erofs"
-	"postern/internal/rootfs"
 	"postern/internal/template"
 )
 
@@ -204,7 +202,7 @@ func (t *templates) inspectOwn(name string, out *output) (bool, error) {
 		return true, err
 	}
 	if t.spdx {
-		return true, ownSPDX(rec, out)
+		return true, cache.WriteSPDX(out, id)
 	}
 	return true, out.facts(rec, func() error {
 		return out.table([][]string{
@@ -212,23 +210,6 @@ func (t *templates) inspectOwn(name string, out *output) (bool, error) {
 			{"image", rec.Digest}, {"path", rec.Path}, {"size", fmt.Sprintf("%d MB", rec.Bytes/1e6)}, {"packages", strconv.Itoa(len(rec.Packages))},
 		})
 	})
-}
-
-// ownSPDX prints what is in one of the server's own templates.
-func ownSPDX(rec template.Record, out *output) (err error) {
-	if rec.Digest == "" {
-		return fmt.Errorf("template %s was built by an older program, without an image: build it again", rec.ID)
-	}
-	tree, err := rootfs.Open(rec.Path)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, tree.Close()) }()
-	d := rootfs.Document{Name: rec.ID, Created: rec.Built, Tool: "postern"}
-	if _, err := fmt.Sscanf(rec.Digest, "%x", (*[len(erofs.Digest{})]byte)(&d.Image)); err != nil {
-		return fmt.Errorf("digest of %s: %w", rec.ID, err)
-	}
-	return tree.WriteSPDX(out, d)
 }
 
 func (t *templates) buildCommand() *command {
