@@ -454,7 +454,7 @@ print(sorted(f for f in os.listdir() if len(f) < 8), 'IPython' in sys.modules)`,
 		if len(a.results) != 1 || !strings.Contains(a.results[0].HTML, "<table") {
 			t.Fatalf("got %+v", a)
 		}
-		if got, want := fmt.Sprint(a.results[0].Data), "map[n:[1.5 <nil>] s:[a b] t:[2026-01-02T00:00:00.000 <nil>]]"; got != want {
+		if got, want := fmt.Sprint(a.results[0].Data), "map[n:[1.5 <nil>] s:[a b] t:[2026-01-02T00:00:00 <nil>]]"; got != want {
 			t.Errorf("data: got %s, want %s", got, want)
 		}
 	})
