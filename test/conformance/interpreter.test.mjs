@@ -146,6 +146,76 @@ describe('contexts', () => {
   })
 })
 
+describe('languages', () => {
+  const cases = {
+    javascript: ["import { sep } from 'node:path'\nlet n = 41; console.log(typeof require)", 'n + 1', 'process.env.COLOUR + process.env.ONCE', "throw new TypeError('as we wished')", 'TypeError'],
+    typescript: ['interface N { n: number }\nconst o: N = { n: 41 }; console.log("function")', 'await Promise.resolve(o.n + 1)', 'process.env.COLOUR! + process.env.ONCE', "throw new TypeError('as we wished')", 'TypeError'],
+    r: ['n <- 41; cat("function")', 'n + 1', 'paste0(Sys.getenv("COLOUR"), Sys.getenv("ONCE"))', "stop('as we wished')", 'ERROR'],
+    java: ['int n = 41; System.out.println("function");', 'n + 1', 'System.getProperty("COLOUR") + System.getenv("ONCE")', 'throw new IllegalStateException("as we wished")', 'IllegalStateException'],
+    bash: ['n=41; echo function', 'echo $((n + 1))', 'echo $COLOUR$ONCE', 'echo as we wished; false', 'ExitStatus'],
+  }
+  const shown = (e) => e.logs.stdout.join('') + e.results.map((r) => r.text).join('')
+  for (const [language, [set, get, env, fail, name]] of Object.entries(cases)) {
+    test(`${language} keeps its state, has the environment, tells its errors and is interrupted`, async () => {
+      const out = collector()
+      const first = await box.runCode(set, { language, onStdout: (m) => out.add(m.line) })
+      assert.deepEqual([first.error, out.text().trim()], [undefined, 'function'])
+      const second = await box.runCode(get, { language })
+      assert.match(shown(second), /42/)
+      assert.equal(second.executionCount, first.executionCount + 1)
+      assert.match(shown(await box.runCode(env, { language, envs: { ONCE: 'now' } })), /greennow/)
+      assert.doesNotMatch(shown(await box.runCode(env, { language })), /now/)
+      const failed = await box.runCode(fail, { language })
+      assert.equal(failed.error.name, name)
+      assert.match(failed.error.value + shown(failed), /as we wished/)
+      const loop = { r: 'while (TRUE) {}', bash: 'while :; do :; done' }[language] ?? 'while (true) {}'
+      await assert.rejects(box.runCode(loop, { language, timeoutMs: 1500 }))
+      assert.match(shown(await box.runCode(get, { language, timeoutMs: 60_000 })), /42/)
+      const own = await box.createCodeContext({ language, cwd: '/tmp' })
+      assert.deepEqual([own.language, own.cwd], [language, '/tmp'])
+      assert.doesNotMatch(shown(await box.runCode(get, { context: own })), /42/)
+      await box.removeCodeContext(own)
+    })
+  }
+
+  test('javascript has a context from the start', async () => {
+    const other = await ci.Sandbox.create()
+    try {
+      assert.deepEqual((await other.listCodeContexts()).map((c) => [c.language, c.cwd]), [['python', '/home/user'], ['javascript', '/home/user']])
+      const node = await other.commands.run('pgrep -c -x node || true')
+      assert.equal(node.stdout.trim(), '0', 'its process runs before it is used')
+      assert.equal((await other.runCode('1 + 1', { language: 'js' })).text, '2')
+    } finally {
+      await other.kill()
+    }
+  })
+
+  test('keep their state over a pause', async () => {
+    const languages = Object.keys(cases)
+    for (const language of languages) await box.runCode(cases[language][0], { language })
+    await box.pause()
+    await box.connect()
+    for (const language of languages) assert.match(shown(await box.runCode(cases[language][1], { language, timeoutMs: 60_000 })), /42/, language)
+  })
+})
+
+test('figures come with their charts, tables and lists as data', async () => {
+  const run = await box.runCode(`
+import matplotlib.pyplot as plt, pandas as pd
+plt.figure(); plt.bar(['a', 'b'], [1, 2], label='n'); plt.ylabel('Mass (kg)'); plt.show()
+plt.figure(); plt.plot([1, 2], [3, 4]); plt.show()
+display(pd.DataFrame({'x': [1, None]}))
+[1, {'a': None}]`)
+  const [bar, line, table, list] = run.results
+  assert.deepEqual(bar.chart, {
+    type: 'bar', title: null, x_label: null, y_label: 'Mass (kg)', x_unit: null, y_unit: 'kg',
+    elements: [{ label: 'a', group: 'n', value: 1 }, { label: 'b', group: 'n', value: 2 }],
+  })
+  assert.deepEqual([line.chart.type, line.chart.elements, line.chart.x_scale], ['line', [{ label: 'Line 0', points: [[1, 3], [2, 4]] }], 'linear'])
+  assert.ok(bar.png && line.png && table.html && table.text)
+  assert.deepEqual([table.data, list.json], [{ x: [1, null] }, [1, { a: null }]])
+})
+
 test('a killed sandbox does not answer', async () => {
   const other = await ci.Sandbox.create()
   await other.kill()
