@@ -206,8 +206,14 @@ func (t *templates) inspectOwn(name string, out *output) (bool, error) {
 	}
 	return true, out.facts(rec, func() error {
 		return out.table([][]string{
-			{"template", strings.Join(rec.Names, ", ")}, {"id", rec.ID}, {"of", "the server"}, {"built", ago(rec.Built)},
-			{"image", rec.Digest}, {"path", rec.Path}, {"size", fmt.Sprintf("%d MB", rec.Bytes/1e6)}, {"packages", strconv.Itoa(len(rec.Packages))},
+			{"template", strings.Join(rec.Names, ", ")},
+			{"id", rec.ID},
+			{"of", "the server"},
+			{"built", ago(rec.Built)},
+			{"image", rec.Digest},
+			{"path", rec.Path},
+			{"size", fmt.Sprintf("%d MB", rec.Bytes/1e6)},
+			{"packages", strconv.Itoa(len(rec.Packages))},
 		})
 	})
 }

@@ -106,10 +106,22 @@ func (l *local) inspectTemplate(ctx context.Context, name string, spdx bool, out
 		}
 		slices.Sort(packages)
 		rows := [][]string{
-			{"template", printable(strings.Join(r.Names, ", "))}, {"id", r.TemplateID}, {"build", r.BuildID}, {"tags", printable(strings.Join(r.Tags, ", "))},
-			{"public", yesNo(r.Public)}, {"from", printable(from)}, {"source", r.Source}, {"image", r.Image}, {"size", fmt.Sprintf("%d MB", r.ImageBytes/1e6)},
-			{"CPUs", orDefault(r.CPUCount, "")}, {"memory", orDefault(r.MemoryMB, " MiB")}, {"disk", orDefault(r.DiskSizeMB, " MiB")},
-			{"start", printable(r.StartCmd)}, {"ready", printable(r.ReadyCmd)}, {"steps", strconv.Itoa(r.Steps)}, {"packages", strings.Join(packages, ", ")},
+			{"template", printable(strings.Join(r.Names, ", "))},
+			{"id", r.TemplateID},
+			{"build", r.BuildID},
+			{"tags", printable(strings.Join(r.Tags, ", "))},
+			{"public", yesNo(r.Public)},
+			{"from", printable(from)},
+			{"source", r.Source},
+			{"image", r.Image},
+			{"size", fmt.Sprintf("%d MB", r.ImageBytes/1e6)},
+			{"CPUs", orDefault(r.CPUCount, "")},
+			{"memory", orDefault(r.MemoryMB, " MiB")},
+			{"disk", orDefault(r.DiskSizeMB, " MiB")},
+			{"start", printable(r.StartCmd)},
+			{"ready", printable(r.ReadyCmd)},
+			{"steps", strconv.Itoa(r.Steps)},
+			{"packages", strings.Join(packages, ", ")},
 		}
 		for i, d := range r.Layers {
 			rows = append(rows, []string{"layer " + strconv.Itoa(i+1), d})
