@@ -269,6 +269,14 @@ type process struct {
 	*sandboxtest.Fake
 	killed chan struct{}
 	held   chan struct{} // Stop waits until it is closed; nil means that it does not wait
+	saves  chan struct{} // Save waits until it is closed; nil means that it does not wait
+}
+
+func (p *process) Save(ctx context.Context, id, dir string, o sandbox.SaveOptions) error {
+	if p.saves != nil {
+		<-p.saves
+	}
+	return p.Fake.Save(ctx, id, dir, o)
 }
 
 // Stop of a killed process does nothing.

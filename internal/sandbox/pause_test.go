@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -118,17 +119,24 @@ func TestPauseAndResumeKeepTheSandbox(t *testing.T) {
 func TestParallelPausesAllSucceed(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	s := f.create(sandbox.Request{})
-	f.process.held = make(chan struct{})
+	f.process.saves = make(chan struct{})
 	errs := make(chan error)
 	for range 8 {
 		go func() { errs <- f.fleet.Pause(t.Context(), f.who, s.ID, false) }()
 	}
-	if err := <-errs; err != nil {
-		t.Error(err)
+	// One saves, and the others have asked and wait for their turn.
+	waiting := func() bool {
+		buf := make([]byte, 1<<20)
+		return strings.Count(string(buf[:runtime.Stack(buf, true)]), "sandbox.(*Fleet).claim(") == 7
 	}
-	time.Sleep(50 * time.Millisecond) // so that the others have asked, and wait
-	close(f.process.held)
-	for range 7 {
+	for i := 0; !waiting(); i++ {
+		if i == 30000 {
+			t.Fatal("the others do not wait")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	close(f.process.saves)
+	for range 8 {
 		if err := <-errs; err != nil {
 			t.Error(err)
 		}
