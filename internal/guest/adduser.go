@@ -200,15 +200,15 @@ func makeHome(root, home string, uid, gid int) error {
 		return err
 	}
 	defer to.Close()
-	skel := filepath.Join(root, "/etc/skel")
-	return filepath.WalkDir(skel, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			if errors.Is(err, fs.ErrNotExist) {
-				return nil
-			}
-			return err
-		}
-		rel, err := filepath.Rel(skel, p)
+	from, err := os.OpenRoot(filepath.Join(root, "/etc/skel"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	return fs.WalkDir(from.FS(), ".", func(rel string, d fs.DirEntry, err error) error {
 		if err != nil || rel == "." {
 			return err
 		}
@@ -221,12 +221,12 @@ func makeHome(root, home string, uid, gid int) error {
 			err = to.Mkdir(rel, fi.Mode().Perm())
 		case fi.Mode()&fs.ModeSymlink != 0:
 			var link string
-			if link, err = os.Readlink(p); err == nil {
+			if link, err = from.Readlink(rel); err == nil {
 				err = to.Symlink(link, rel)
 			}
 		case fi.Mode().IsRegular() && fi.Size() <= maxUserFile:
 			var b []byte
-			if b, err = os.ReadFile(p); err == nil {
+			if b, err = from.ReadFile(rel); err == nil {
 				err = to.WriteFile(rel, b, fi.Mode().Perm())
 			}
 		default:

@@ -114,7 +114,7 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 				s.killLeftovers()
 				if end.GetExitCode() < 0 { // the number says nothing
 					if err := send(frameStderr, []byte("the command did not exit by itself: "+or(end.GetError(), end.GetStatus())+"\n")); err != nil {
-						return nil //nolint:nilerr // the host has gone
+						return nil // the host has gone
 					}
 				}
 				b, err := json.Marshal(benchEnd{int(end.GetExitCode()), end.GetStatus()})

@@ -131,9 +131,9 @@ func (f *Fleet) OpenBench(ctx context.Context, who auth.Principal, r BenchReques
 	if err := f.bringUp(starting, b.live, b.info, r.Base, source{}, initBody{bench: true}); err != nil {
 		b.end(fmt.Errorf("start the build's sandbox: %w", err))
 		b.closing.Do(b.takeDown)
-		return nil, errors.Join(context.Cause(b.ctx), b.closed)
+		return nil, errors.Join(context.Cause(b.ctx), b.closed) //nolint:contextcheck // the bench's life says why
 	}
-	context.AfterFunc(b.ctx, f.untilDeathOf(b.live, b.end))
+	context.AfterFunc(b.ctx, f.untilDeathOf(b.live, b.end)) //nolint:contextcheck // it lives as long as the bench
 	return b, nil
 }
 
@@ -170,7 +170,7 @@ func (f *Fleet) newBench(ctx context.Context, who auth.Principal, r BenchRequest
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return f.network.Dial(ctx, s.ID, GuestPort) },
 	}}
 	timer := time.AfterFunc(r.Timeout, func() { b.end(fmt.Errorf("its time of %v was up", r.Timeout)) })
-	stopping := context.AfterFunc(f.background, func() { b.end(errors.New("the server is stopping")) })
+	stopping := context.AfterFunc(f.background, func() { b.end(errors.New("the server is stopping")) }) //nolint:contextcheck // it lives as long as the bench
 	// Whoever has the bench may be slow: the server waits for this when it stops.
 	f.workers.Go(func() {
 		<-b.ctx.Done()
@@ -280,7 +280,7 @@ func printable(s string) string {
 // why returns why ctx, of during, has ended, and otherwise err.
 func (b *Bench) why(ctx context.Context, err error) error {
 	if b.ctx.Err() != nil {
-		return fmt.Errorf("the build's sandbox has ended: %w", context.Cause(b.ctx))
+		return fmt.Errorf("the build's sandbox has ended: %w", context.Cause(b.ctx)) //nolint:contextcheck // the bench's life says why
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -512,7 +512,7 @@ func filterLayer(w io.Writer, r io.Reader, most int64) error {
 		if err := tw.WriteHeader(h); err != nil {
 			return fmt.Errorf("%.256q: %w", h.Name, err)
 		}
-		if _, err := io.Copy(tw, tr); err != nil {
+		if _, err := io.CopyN(tw, tr, h.Size); err != nil {
 			return err
 		}
 	}

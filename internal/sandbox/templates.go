@@ -256,7 +256,7 @@ func (f *Fleet) MakeTemplateSnapshot(ctx context.Context, template string, outpu
 	t.mu.Unlock()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stop := context.AfterFunc(f.background, func() { cancel(errors.New("the server is stopping")) })
+	stop := context.AfterFunc(f.background, func() { cancel(errors.New("the server is stopping")) }) //nolint:contextcheck // of the server, not of the call
 	defer stop()
 	if err := t.makeNow(ctx, s, output); err != nil {
 		t.mu.Lock()
