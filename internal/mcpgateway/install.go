@@ -106,7 +106,7 @@ func (c *child) install(ctx context.Context, log *slog.Logger) error {
 	switch {
 	case s.Entry.NPM != "":
 		// Scripts of packages do not run: what npm unpacks is all that these servers need.
-		err = c.do(ctx, c.paths.owner, tmp, home, "npm", "install", "--prefix", tmp, "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error", s.Entry.NPM+"@"+s.Entry.Version)
+		err = c.do(ctx, c.paths.owner, tmp, home, "npm", "install", "--prefix", tmp, "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error", "--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-timeout=60000", s.Entry.NPM+"@"+s.Entry.Version)
 	case repo != nil:
 		err = c.do(ctx, c.paths.owner, tmp, home, "git", "clone", "--quiet", "--depth", "1", "--", "https://github.com/"+repo[1]+"/"+repo[2], tmp)
 		fallthrough
