@@ -39,7 +39,7 @@ func (c *BuildSettings) validate(bad func(flag, format string, args ...any)) {
 // more than the operator gives to a sandbox by default, up to E2B's usual sizes.
 func (c *Config) buildConfig(server string) build.Config {
 	return build.Config{
-		Server: server, Dir: filepath.Join(c.Data, "templates"), KeepFreeMB: c.KeepFreeMB,
+		Server: server, Off: !c.runsSandboxes(), Dir: filepath.Join(c.Data, "templates"), KeepFreeMB: c.KeepFreeMB,
 		Builds: c.Builds, BuildTime: c.BuildTime, MaxTemplates: c.MaxTemplates, MaxProjectMB: c.TemplateMB,
 		MaxCPUs: max(c.CPUs, 8), MaxMemoryMB: max(c.MemoryMB, 8192), MaxDiskMB: max(c.DiskMB, 20480),
 	}

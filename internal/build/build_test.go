@@ -609,6 +609,18 @@ func TestUploadsAreBounded(t *testing.T) {
 	}
 }
 
+func TestServerWithoutSandboxesBuildsNothing(t *testing.T) {
+	f := newFixture(t, storetest.SQLite(t), build.Config{Off: true})
+	tm, b, err := f.Create(t.Context(), f.a, build.Request{Name: "app"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It would wait for ever.
+	if err := f.Start(t.Context(), f.a, tm.ID, b.ID, build.Definition{FromTemplate: "base"}); !errors.Is(err, build.ErrInvalid) {
+		t.Errorf("Start = %v", err)
+	}
+}
+
 func TestProjectsDiskIsBounded(t *testing.T) {
 	f := newFixture(t, storetest.SQLite(t), build.Config{MaxProjectMB: 1, BuildTime: time.Second})
 	f.run()

@@ -41,6 +41,9 @@ func newJob(s *Service, who auth.Principal, t Template, b Build) *job {
 
 // mayQueue returns an error if too many builds of who's project wait.
 func (s *Service) mayQueue(who auth.Principal) error {
+	if s.conf.Off {
+		return fmt.Errorf("%w: this server runs no sandboxes, so it builds no templates: ask the one that does", ErrInvalid)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {

@@ -70,6 +70,8 @@ type Config struct {
 	// Server is the ID of this server among those that use the database. Empty is a
 	// valid ID.
 	Server string
+	// Off says that this server runs no sandboxes: nothing can be built.
+	Off bool
 	// Dir holds all files. No other service may use it. It is created if missing.
 	Dir string
 
