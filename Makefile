@@ -163,7 +163,7 @@ soak: soak-tests soak-fuzz
 # same ones each time. These variables have them do many.
 SOAK := POSTERN_TEST_SOAK=120s POSTERN_TEST_KILLS=300 POSTERN_TEST_CYCLES=10
 soak-tests: template
-	$(SOAK) test/with-postgres go test -count=1 -v -timeout 3h -run '^(TestSoak|TestOthersShowNothingMore|TestEveryOctetIsAccounted|Test.*Cycles.*|TestManyStartsLeaveNothing)$$' ./internal/sandbox/... ./internal/mail
+	$(SOAK) test/with-postgres go test -count=1 -v -timeout 3h -run '^(TestSoak|TestOthersShowNothingMore|TestEveryOctetIsAccounted|Test.*Cycles.*|TestManyStartsLeaveNothing|TestCrashesLeaveNothingAndLoseNoLayer)$$' ./internal/sandbox/... ./internal/build ./internal/mail
 	$(SOAK) test/with-postgres go test -count=1 -v -timeout 3h -run '^(TestCrash|TestKilledUnderLoad|TestReception.*|TestCyclesLeaveNothing)$$' ./test/e2e
 	$(SOAK) test/with-postgres go test -count=1 -v -timeout 3h -run '^TestConformance$$/^lifecycle$$' ./test/e2e
 
