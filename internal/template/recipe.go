@@ -15,6 +15,7 @@ import (
 	"path"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -146,7 +147,7 @@ func parseRecipe(b []byte, from fs.FS) (recipe, error) {
 	for at, to := range sorted(d.Links) {
 		r.links = append(r.links, file{at, to})
 	}
-	if err := r.addFiles(d, from); err != nil {
+	if err := addFiles(&r, d, from); err != nil {
 		return recipe{}, err
 	}
 	for _, f := range append(slices.Clone(r.links), r.files...) {
@@ -157,8 +158,8 @@ func parseRecipe(b []byte, from fs.FS) (recipe, error) {
 	return r, nil
 }
 
-// addFiles adds the files and scripts of d.
-func (r *recipe) addFiles(d definition, from fs.FS) error {
+// addFiles adds the files and scripts of d to r.
+func addFiles(r *recipe, d definition, from fs.FS) error {
 	for at, source := range sorted(d.Files) {
 		err := fs.WalkDir(from, path.Join("recipe", source), func(p string, e fs.DirEntry, err error) error {
 			if err != nil || e.IsDir() {
@@ -216,7 +217,7 @@ func (r recipe) packagesKey() string {
 	parts := []string{packagesVersion, runtime.GOARCH, r.suite, r.variant, fmt.Sprint(len(r.packages), len(r.exclude), len(r.npm))}
 	parts = append(append(parts, r.packages...), r.exclude...)
 	for _, n := range r.npm {
-		parts = append(parts, n.Package, n.Version, n.Integrity, fmt.Sprint(len(n.Files)))
+		parts = append(parts, n.Package, n.Version, n.Integrity, strconv.Itoa(len(n.Files)))
 		for from, to := range sorted(n.Files) {
 			parts = append(parts, from, to)
 		}
