@@ -42,11 +42,11 @@ func (noMachine) ForgetTemplate(context.Context, string) error { return nil }
 // ownBase has one template, "base".
 type ownBase struct{}
 
-func (ownBase) Resolve(_ context.Context, name string) (template.Template, error) {
+func (ownBase) Resolve(ctx context.Context, name string) (template.Template, error) {
 	if name != "base" {
 		return template.Template{}, fmt.Errorf("%w: %q", template.ErrNotFound, name)
 	}
-	return ownBase{}.Base(context.Background())
+	return ownBase{}.Base(ctx)
 }
 
 func (ownBase) Lookup(name string) (string, error) {

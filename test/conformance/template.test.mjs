@@ -229,8 +229,11 @@ describe('Template', () => {
     await assert.rejects(Template.assignTags('tagged:nope', 'x'), e2b.TemplateError)
     await assert.rejects(Template.getTags('nonexistent'))
     // A template that is built on a tag of another one.
-    await build(Template().fromTemplate('tagged:v1').runCmd('cat /version >/tmp/below'), 'on-top')
-    assert.equal(await (await create('on-top')).files.read('/tmp/below'), '1\n')
+    const onTop = Template().fromTemplate('tagged:v1').runCmd('cat /version >/tmp/below')
+    await build(onTop.runCmd('git init -q --bare /tmp/repository').gitClone('/tmp/repository', '/home/user/clone').pipInstall(['six']), 'on-top')
+    const box = await create('on-top')
+    assert.equal(await box.files.read('/tmp/below'), '1\n')
+    assert.equal((await box.commands.run('git -C clone remote get-url origin')).stdout, '/tmp/repository\n')
   })
 
   test('files are uploaded where a signature lets them, whole and once', async () => {
