@@ -224,7 +224,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.e2b = e2bapi.New(d.log, d.db, d.fleet, d.post, e2bapi.Config{ //nolint:contextcheck // its proxy uses each request's
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
 		Limits: d.conf.limits(), Volumes: d.vols, Secrets: d.secrets, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook, SealProxy: d.proxyKey.Seal,
-		Catalog: catalog, Tools: d.requests, Builds: d.builds, UploadKey: key, HTTPS: d.conf.HTTPS,
+		Catalog: catalog, Tools: d.requests, Builds: d.builds, UploadKey: key, HTTPS: d.conf.HTTPS, CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB,
 	})
 	var find func(context.Context, auth.Principal, string) (string, string, error)
 	if d.conf.runsSandboxes() {

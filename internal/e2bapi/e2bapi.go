@@ -87,6 +87,10 @@ type Config struct {
 	// Builds are the templates of all projects and of the server. Nil is for tests
 	// without sandboxes.
 	Builds *build.Service
+	// CPUs (cores), MemoryMB and DiskMB (mebibytes) are what sandboxes get if their
+	// template does not say.
+	CPUs             float64
+	MemoryMB, DiskMB int64
 	// UploadKey is the server's key, from which that of the URLs for uploads follows.
 	UploadKey []byte
 	// HTTPS says that clients reach this server by HTTPS, also where it serves HTTP to

@@ -27,7 +27,7 @@ func (s *Server) templateRecord(w http.ResponseWriter, r *http.Request, who auth
 		return err
 	}
 	b := rec.Build
-	m := templateInfo(rec.Template)
+	m := s.templateInfo(rec.Template)
 	m["buildID"], m["buildStatus"], m["cpuCount"], m["memoryMB"], m["diskSizeMB"] = b.ID, b.State, int64(b.CPUs), b.MemoryMB, b.DiskMB
 	m["tags"], m["layers"] = orEmpty(rec.Tags), orEmpty(b.Result.Layers)
 	m["image"], m["imageBytes"], m["source"] = b.Image, b.Result.Bytes, b.Result.Source

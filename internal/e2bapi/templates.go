@@ -1,9 +1,11 @@
 package e2bapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -200,7 +202,7 @@ func (s *Server) createTemplateV2(w http.ResponseWriter, r *http.Request, who au
 	if err != nil {
 		return err
 	}
-	m := templateInfo(t)
+	m := s.templateInfo(t)
 	m["buildID"] = b.ID
 	reply(w, http.StatusAccepted, m)
 	return nil
@@ -214,14 +216,22 @@ func fullNames(t build.Template) []string {
 // noBuild stands for the build of a template that has no finished one.
 const noBuild = "00000000-0000-0000-0000-000000000000"
 
+// sizes returns what sandboxes of a template get, in JSON. Zero means the server's.
+func (s *Server) sizes(cpus float64, memoryMB, diskMB int64) map[string]any {
+	return map[string]any{
+		"cpuCount": max(1, int64(cmp.Or(cpus, s.conf.CPUs))), "memoryMB": cmp.Or(memoryMB, s.conf.MemoryMB), "diskSizeMB": cmp.Or(diskMB, s.conf.DiskMB),
+	}
+}
+
 // templateInfo returns a template in JSON.
-func templateInfo(t build.Template) map[string]any {
+func (s *Server) templateInfo(t build.Template) map[string]any {
 	m := map[string]any{
-		"templateID": t.ID, "buildID": noBuild, "buildStatus": t.State, "cpuCount": int64(t.CPUs), "memoryMB": t.MemoryMB, "diskSizeMB": t.DiskMB,
+		"templateID": t.ID, "buildID": noBuild, "buildStatus": t.State,
 		"public": t.Public, "aliases": orEmpty(t.Names), "names": fullNames(t),
 		"createdAt": timeOf(t.Created), "updatedAt": timeOf(t.Updated), "createdBy": nil,
 		"lastSpawnedAt": timeOf(t.Spawned), "spawnCount": t.Spawns, "buildCount": t.Builds, "envdVersion": guestVersion,
 	}
+	maps.Copy(m, s.sizes(t.CPUs, t.MemoryMB, t.DiskMB))
 	if t.Build != "" {
 		m["buildID"] = t.Build
 	}
@@ -243,7 +253,7 @@ func (s *Server) listTemplates(w http.ResponseWriter, r *http.Request, who auth.
 	if err != nil {
 		return err
 	}
-	reply(w, http.StatusOK, each(all, templateInfo))
+	reply(w, http.StatusOK, each(all, s.templateInfo))
 	return nil
 }
 
@@ -270,7 +280,7 @@ func (s *Server) listTemplatesV2(w http.ResponseWriter, r *http.Request, who aut
 		return err
 	}
 	page := onPage(w, p, all, func(t build.Template) string { return cursor(t.Created, t.ID) })
-	reply(w, http.StatusOK, each(page, templateInfo))
+	reply(w, http.StatusOK, each(page, s.templateInfo))
 	return nil
 }
 
@@ -309,17 +319,17 @@ func (s *Server) getTemplate(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if err != nil {
 		return err
 	}
-	m := templateInfo(t)
+	m := s.templateInfo(t)
 	for _, k := range []string{"buildID", "buildStatus", "cpuCount", "memoryMB", "diskSizeMB", "createdBy", "buildCount", "envdVersion"} {
 		delete(m, k)
 	}
-	m["builds"] = each(onPage(w, p, builds, func(b build.Build) string { return cursor(b.Created, b.ID) }), buildInfo)
+	m["builds"] = each(onPage(w, p, builds, func(b build.Build) string { return cursor(b.Created, b.ID) }), s.buildInfo)
 	reply(w, http.StatusOK, m)
 	return nil
 }
 
 // buildInfo returns a build in JSON.
-func buildInfo(b build.Build) map[string]any {
+func (s *Server) buildInfo(b build.Build) map[string]any {
 	updated := b.Created
 	for _, t := range []time.Time{b.Started, b.Ended} {
 		if t.After(updated) {
@@ -327,9 +337,9 @@ func buildInfo(b build.Build) map[string]any {
 		}
 	}
 	m := map[string]any{
-		"buildID": b.ID, "status": b.State, "createdAt": timeOf(b.Created), "updatedAt": timeOf(updated),
-		"cpuCount": int64(b.CPUs), "memoryMB": b.MemoryMB, "diskSizeMB": b.DiskMB, "envdVersion": guestVersion,
+		"buildID": b.ID, "status": b.State, "createdAt": timeOf(b.Created), "updatedAt": timeOf(updated), "envdVersion": guestVersion,
 	}
+	maps.Copy(m, s.sizes(b.CPUs, b.MemoryMB, b.DiskMB))
 	if !b.Ended.IsZero() {
 		m["finishedAt"] = timeOf(b.Ended)
 	}
