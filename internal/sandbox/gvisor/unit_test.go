@@ -38,7 +38,7 @@ func TestNamesAreGVisors(t *testing.T) {
 		{callPause, boot.ContMgrPause},
 		{callResume, boot.ContMgrResume},
 		{callSave, boot.ContMgrCheckpoint},
-		{callSaveFiles, boot.ContMgrFSSave},
+		{callSaveFiles, boot.ContMgrFSSave}, {callLayer, boot.FsTarRootfsUpperLayer},
 		{callStacks, boot.DebugStacks},
 		{callWait, boot.ContMgrWait},
 		{launch.AnnotationRootfs, boot.RootfsPrefix},
