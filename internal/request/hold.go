@@ -301,7 +301,7 @@ func (a *Admission) action(ctx context.Context, who auth.Principal, q *question,
 		}
 		p.Note = strings.Join(notes, "\n")
 		if !known {
-			p.Note = strings.Join(append([]string{"no request to " + q.host() + " was approved in this project before"}, notes...), "\n")
+			p.Note = strings.Join(append([]string{"no " + q.noun() + " " + q.host() + " was approved in this project before"}, notes...), "\n")
 		}
 		act, err = a.gate.Propose(ctx, tx, who, p)
 		return err

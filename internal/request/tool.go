@@ -346,6 +346,14 @@ func (q *question) host() string {
 	return q.facts.HTTP.Host
 }
 
+// noun is what a note calls q's request, before [question.host].
+func (q *question) noun() string {
+	if q.kind == policy.KindTool {
+		return "call of"
+	}
+	return "request to"
+}
+
 // decodeTool returns the call of an action, and the request that makes it.
 func decodeTool(payload []byte) (c Call, r *outgoing.Request, err error) {
 	head, rest, ok := bytes.Cut(payload, []byte("\n"))
@@ -381,9 +389,6 @@ func showTool(act oversight.Action) (oversight.View, error) {
 		Title:  c.Tool + " of " + c.Server,
 		Fields: []oversight.Field{{Name: "Server", Value: c.Server}, {Name: "Tool", Value: c.Tool}, {Name: "Runs", Value: where}},
 		Raw:    r.Body,
-	}
-	if act.Request.Template != "" {
-		v.Fields = append(v.Fields, oversight.Field{Name: "Template", Value: act.Request.Template})
 	}
 	// As they are in the body, whose numbers Go's would lose digits of.
 	raw := json.RawMessage("{}")
