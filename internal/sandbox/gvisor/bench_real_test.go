@@ -29,19 +29,17 @@ import (
 	"postern/internal/storetest"
 )
 
+// realGuestPath is where realGuest is, until TestMain removes it.
+func realGuestPath() string { return filepath.Join(os.TempDir(), fmt.Sprintf("postern-guest-%d", os.Getpid())) }
+
 // realGuest is the program that sandboxes have.
 var realGuest = sync.OnceValues(func() (string, error) {
-	f, err := os.CreateTemp("", "postern-guest-")
-	if err != nil {
-		return "", err
-	}
-	f.Close()
-	c := exec.Command("go", "build", "-o", f.Name(), "postern/cmd/postern-guest")
+	c := exec.Command("go", "build", "-o", realGuestPath(), "postern/cmd/postern-guest")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := c.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build guest: %w: %s", err, out)
 	}
-	return f.Name(), nil
+	return realGuestPath(), nil
 })
 
 // distroless makes a root file system that holds nothing but two users, the guest, and a

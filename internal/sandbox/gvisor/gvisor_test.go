@@ -42,6 +42,7 @@ func TestMain(m *testing.M) {
 		childMain()
 	}
 	code := m.Run()
+	os.Remove(realGuestPath())
 	if code == 0 { // else a look at it may help
 		if dir, err := rootfs(); err == nil {
 			os.RemoveAll(dir)
