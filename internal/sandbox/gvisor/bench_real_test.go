@@ -30,7 +30,9 @@ import (
 )
 
 // realGuestPath is where realGuest is, until TestMain removes it.
-func realGuestPath() string { return filepath.Join(os.TempDir(), fmt.Sprintf("postern-guest-%d", os.Getpid())) }
+func realGuestPath() string {
+	return filepath.Join(os.TempDir(), fmt.Sprintf("postern-guest-%d", os.Getpid()))
+}
 
 // realGuest is the program that sandboxes have.
 var realGuest = sync.OnceValues(func() (string, error) {
