@@ -11,6 +11,7 @@ async def main():
         assert run.text == "42" and run.logs.stdout == ["printed\n"], run
         context = await box.create_code_context()
         assert (await box.run_code("y = 7\ny", context=context)).text == "7"
+        assert (await box.run_code("[1, 2].length", language="javascript")).text == "2"
         run = await box.run_code("undefined_name")
         assert run.error.name == "NameError" and "Traceback" in run.error.traceback
 
