@@ -25,8 +25,13 @@ func serveImages(t *testing.T) (open, closed string) {
 	open, closed = registrytest.Serve(t), registrytest.Serve(t, withPassword)
 	release := registrytest.File{Name: "etc/os-release", Body: "ID=tiny\nPRETTY_NAME=\"Tiny 1\"\n"}
 	files := []registrytest.File{
-		{Name: "bin/"}, {Name: "etc/"}, {Name: "root/"}, {Name: "tmp/", Mode: 0o1777}, release,
-		{Name: "etc/passwd", Body: "root:x:0:0:root:/root:/bin/sh\n"}, {Name: "etc/group", Body: "root:x:0:\n"},
+		{Name: "bin/"},
+		{Name: "etc/"},
+		{Name: "root/"},
+		{Name: "tmp/", Mode: 0o1777},
+		release,
+		{Name: "etc/passwd", Body: "root:x:0:0:root:/root:/bin/sh\n"},
+		{Name: "etc/group", Body: "root:x:0:\n"},
 		{Name: "bin/busybox", Body: string(busybox), Mode: 0o755},
 	}
 	for _, applet := range []string{"sh", "cat", "chmod", "cp", "cut", "echo", "env", "grep", "head", "id", "ln", "ls", "mkdir", "mv", "ps", "pwd", "rm", "sed", "sleep", "sort", "stat", "tail", "test", "touch", "tr", "true", "wget", "whoami"} {
