@@ -208,7 +208,7 @@ func TestFailedStepStopsBuildAndNextOneGoesOn(t *testing.T) {
 		"ENV requires both a key and value arguments":                                                  {Type: "ENV", Args: []string{"A"}},
 		"COPY requires files hash to be set":                                                           {Type: "COPY", Args: []string{"a", "b"}},
 		"RUN requires command argument":                                                                {Type: "RUN"},
-		`failed to create user: "a:b" is not a name of a user: want 1 to 32 of a-z, 0-9, _, - and ., not beginning with - or .`: {Type: "USER", Args: []string{"a:b"}},
+		`failed to create user: "a:b" is not a valid user name: want 1 to 32 letters, digits, _, - and ., not beginning with - or .`: {Type: "USER", Args: []string{"a:b"}},
 	} {
 		got := f.make(f.a, "wrong", build.Definition{FromTemplate: "base", Steps: []build.Step{st}})
 		if got.State != build.Failed || !strings.HasPrefix(got.Failure.Message, name) && !strings.Contains(name, "root123") || got.Failure.Step != "1" {
@@ -315,7 +315,7 @@ func TestProjectsDoNotSeeOneAnother(t *testing.T) {
 		}
 		// The attack: a guessed hash of another's files.
 		stolen := f.make(f.b, "app", build.Definition{FromTemplate: "base", Steps: []build.Step{{Type: "COPY", Args: []string{"a", "b"}, FilesHash: hash}}})
-		if stolen.State != build.Failed || !strings.Contains(stolen.Failure.Message, "have not been uploaded") {
+		if stolen.State != build.Failed || !strings.Contains(stolen.Failure.Message, "were not uploaded") {
 			t.Errorf("COPY of another project's upload = %+v", stolen)
 		}
 		if ok, err := f.FilePresent(ctx, f.b, "app", hash); ok || err != nil {

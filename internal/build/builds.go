@@ -121,7 +121,7 @@ func (s *Service) Start(ctx context.Context, who auth.Principal, nameOrID, build
 			return err
 		}
 		if b.server != s.conf.Server {
-			return fmt.Errorf("%w: the build is of another server", ErrInvalid)
+			return fmt.Errorf("%w: the build was created on another server", ErrInvalid)
 		}
 		b.State, b.Started, b.Definition = Building, time.Now().UTC().Truncate(time.Microsecond), d
 		ok, err := tx.Changed(ctx, `update template_build set state = $1, definition = $2, started_by = $3, started_at = $4 where id = $5 and state = $6`,
@@ -140,15 +140,16 @@ func (s *Service) Start(ctx context.Context, who auth.Principal, nameOrID, build
 	return s.enqueue(ctx, newJob(s, who, t, b))
 }
 
-// checkDefinition checks a definition, and writes types of steps in capitals.
+// checkDefinition validates a definition, and changes the types of its steps to upper
+// case.
 func (s *Service) checkDefinition(d *Definition) error {
 	switch {
 	case (d.FromImage == "") == (d.FromTemplate == ""):
 		return fmt.Errorf("%w: want one of fromImage and fromTemplate", ErrInvalid)
 	case d.Credentials != (registry.Credentials{}) && d.FromImage == "":
-		return fmt.Errorf("%w: fromImageRegistry: there is no fromImage that it is for", ErrInvalid)
+		return fmt.Errorf("%w: fromImageRegistry: fromImage is missing", ErrInvalid)
 	case len(d.Steps) > s.conf.MaxSteps:
-		return fmt.Errorf("%w: steps: %d are more than %d", ErrInvalid, len(d.Steps), s.conf.MaxSteps)
+		return fmt.Errorf("%w: steps: %d steps, at most %d are allowed", ErrInvalid, len(d.Steps), s.conf.MaxSteps)
 	}
 	total := len(d.FromImage) + len(d.FromTemplate) + len(d.StartCmd) + len(d.ReadyCmd)
 	for i := range d.Steps {
@@ -162,16 +163,16 @@ func (s *Service) checkDefinition(d *Definition) error {
 		}
 	}
 	if total > maxDefinition {
-		return fmt.Errorf("%w: steps: all texts together have %d bytes and may have %d", ErrInvalid, total, maxDefinition)
+		return fmt.Errorf("%w: steps: the definition has %d bytes of text, at most %d are allowed", ErrInvalid, total, maxDefinition)
 	}
 	return nil
 }
 
-// maxDefinition is the limit of all texts of a definition, in bytes.
+// maxDefinition is the limit for all texts of a definition together, in bytes.
 const maxDefinition = 1 << 20
 
-// Cancel ends a build of who's project that runs or is in the queue. It does nothing to
-// one that has ended, and makes a waiting one fail.
+// Cancel ends a build of who's project that runs or is in the queue. A waiting build
+// becomes failed. Cancel does nothing if the build has ended.
 func (s *Service) Cancel(ctx context.Context, who auth.Principal, nameOrID, build string) error {
 	if err := mayManage(who); err != nil {
 		return err
@@ -204,20 +205,20 @@ func fail(ctx context.Context, tx *store.Tx, build string, from State, f Failure
 	return err
 }
 
-// levels are the levels of entries, by their number in rows.
+// levels are the levels of entries. The database stores the index.
 var levels = [...]string{"debug", "info", "warn", "error"}
 
-// level returns the number of a level's name.
+// level returns the index of a level.
 func level(name string) (int, error) {
 	for i, l := range levels {
 		if l == name {
 			return i, nil
 		}
 	}
-	return 0, fmt.Errorf("%w: level: %.20q is none of debug, info, warn and error", ErrInvalid, name)
+	return 0, fmt.Errorf("%w: level: %.20q: want debug, info, warn or error", ErrInvalid, name)
 }
 
-// Status returns how far a build of who's project is, and entries of its log.
+// Status returns the state of a build of who's project, and entries of its log.
 func (s *Service) Status(ctx context.Context, who auth.Principal, nameOrID, build string, l Logs) (out Status, err error) {
 	if err := mayRead(who); err != nil {
 		return Status{}, err
@@ -229,8 +230,8 @@ func (s *Service) Status(ctx context.Context, who auth.Principal, nameOrID, buil
 	if l.Limit = or(l.Limit, 100); l.Limit < 0 || l.Limit > 100 || l.Offset < 0 {
 		return Status{}, fmt.Errorf("%w: limit: want 1 to 100, and logsOffset 0 or more", ErrInvalid)
 	}
-	// What the build has said by now must not be missing from the answer: a client stops
-	// asking once the build has ended and there are no more entries.
+	// Include everything that was logged so far: a client stops polling once the build has
+	// ended and there are no more entries.
 	if err := s.flush(ctx, build); err != nil {
 		return Status{}, fmt.Errorf("status of build: %w", err)
 	}
@@ -260,9 +261,9 @@ func scanEntry(row func(...any) error) (e Entry, err error) {
 	return e, nil
 }
 
-// Base returns what the build with an ID of sandboxes gives to them. Its error wraps
-// [sandbox.ErrNotFound]. It does not check who asks: only [Service.Resolve] hands out
-// these IDs.
+// Base returns what sandboxes of a build start from; id is the build's [SandboxID]. Its
+// error wraps [sandbox.ErrNotFound]. Base checks no permission: only [Service.Resolve]
+// hands out these IDs.
 func (s *Service) Base(ctx context.Context, id string) (sandbox.Base, error) {
 	build, ok := ParseSandboxID(id)
 	if !ok {
@@ -285,7 +286,7 @@ func (s *Service) Base(ctx context.Context, id string) (sandbox.Base, error) {
 	return s.base(ctx, b)
 }
 
-// base returns what a build with an image gives to sandboxes.
+// base returns what sandboxes of a build start from. The build has an image.
 func (s *Service) base(ctx context.Context, b Build) (sandbox.Base, error) {
 	guest, err := s.own.Base(ctx)
 	if err != nil {
@@ -294,7 +295,7 @@ func (s *Service) base(ctx context.Context, b Build) (sandbox.Base, error) {
 	r := b.Result
 	return sandbox.Base{
 		Rootfs: filepath.Join(s.conf.Dir, emptyDir), Image: sandbox.Image{Root: s.imagePath(b.Image), Guest: guest.GuestImage},
-		// The image's digest does not tell environment, user and commands.
+		// The image's digest does not cover environment, user and commands.
 		Key:  b.ID + " " + s.own.GuestDigest() + " " + b.Image,
 		CPUs: b.CPUs, MemoryMB: b.MemoryMB, DiskMB: b.DiskMB,
 		Env: r.Env, User: r.User, Dir: r.Dir, StartCmd: r.StartCmd, ReadyCmd: r.ReadyCmd,
@@ -306,5 +307,5 @@ func (s *Service) imagePath(digest string) string {
 	return filepath.Join(s.conf.Dir, imagesDir, digest+".erofs")
 }
 
-// stepName returns the name of step i, counted from 0, as entries have it.
+// stepName returns the name of step i, counted from 0, in log entries.
 func stepName(i int) string { return strconv.Itoa(i + 1) }

@@ -21,21 +21,22 @@ import (
 	"postern/internal/sandbox"
 )
 
-// The names of the first and the last phase of a build, as entries have them. Those
-// between are numbers.
+// The names of the first and the last phase of a build in log entries. The phases in
+// between are numbered.
 const (
 	phaseBase = "base"
 	finalize  = "finalize"
 )
 
-// engineVersion is part of every key. Increment it if the same steps give other layers.
+// engineVersion is part of every key. Increment it when the same steps produce other
+// layers than before.
 const engineVersion = "1"
 
-// clamp is the latest time that files in layers have: two builds of one definition give
-// the same digests. Some formats have no earlier time (ZIP).
+// clamp is the latest modification time of files in layers, so that two builds of one
+// definition have the same digests. ZIP archives cannot store earlier times.
 var clamp = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC) //nolint:gochecknoglobals // a constant
 
-// defaultUser is who runs steps that name nobody, and commands in sandboxes.
+// defaultUser runs steps that name no user, and commands in sandboxes.
 const defaultUser = "user"
 
 // An engine runs one build. It is not safe for concurrent use.
@@ -45,28 +46,28 @@ type engine struct {
 	dir  string // of temporary files
 	last string // key of the newest phase
 
-	from     string       // path of the image that the build began from
-	digest   string       // of it, if it is the root file system of a template; else empty
-	own      bool         // it is one of the server's templates, which has its file elsewhere
-	parent   string       // digest of what it began from, for the row
+	from     string       // path of the image that the build started from
+	digest   string       // of that image, if it is the root file system of a project's template; else empty
+	own      bool         // the image is one of the server's templates, whose file is elsewhere
+	parent   string       // digest that the row records as the parent
 	state    state        // after the newest step
 	result   Result       // as far as it is known
-	layers   []string     // digests of what the steps have changed, without those that changed nothing
+	layers   []string     // digests of the steps' layers, without steps that changed nothing
 	bench    Bench        // nil until a step needs it
 	below    *rootfs.Tree // what the bench was booted from
-	before   *os.File     // all that had been written on the bench after the newest step; nil if nothing
-	rebuilds bool         // a step was run, so all later ones are
+	before   *os.File     // the bench's upper layer after the newest step; nil if there was none
+	rebuilds bool         // a step was run, so all later steps run too
 }
 
-// A state is what a step passes to the next one besides files.
+// A state is what a step passes to the next one in addition to files.
 type state struct {
 	env  map[string]string
 	user string
 	dir  string // absolute; empty means the user's home
 }
 
-// key returns the digest of parts. Each has its length before it, so that moving text
-// from one to the next changes the digest.
+// key returns the digest of parts. Each part is preceded by its length, so that moving
+// text from one part to the next changes the digest.
 func key(parts ...string) string {
 	h := sha256.New()
 	for _, p := range parts {
@@ -76,8 +77,8 @@ func key(parts ...string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// build runs a job and records that it is ready. Its error is a [stepError] where the
-// phase is known.
+// build runs a job and records that it is ready. Its error is a [stepError] if the phase
+// is known.
 func (s *Service) build(ctx context.Context, j *job) (err error) {
 	e := &engine{s: s, j: j, dir: filepath.Join(s.conf.Dir, workDir, j.b.ID), state: state{env: map[string]string{}, user: defaultUser}}
 	if err := os.Mkdir(e.dir, 0o700); err != nil {
@@ -101,16 +102,16 @@ func (s *Service) build(ctx context.Context, j *job) (err error) {
 	return s.outward(ctx, j, finalize, e.finish(ctx))
 }
 
-// errUser marks errors whose text is for who started the build.
+// errUser marks errors whose text is shown to the user who started the build.
 var errUser = errors.New("")
 
-// userError returns an error whose text is for who started the build.
+// userError returns an error whose text is shown to the user who started the build.
 func userError(format string, args ...any) error {
 	return fmt.Errorf("%w"+format, append([]any{errUser}, args...)...)
 }
 
-// outward returns the error of a phase for the status of the build. The text of an
-// internal error, with paths of the host, is for the operator.
+// outward returns the error of a phase as the build's status shows it. Internal errors may
+// name paths of the host, so only the operator sees their text, in the server's log.
 func (s *Service) outward(ctx context.Context, j *job, step string, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return wrapStep(step, err)
@@ -121,7 +122,7 @@ func (s *Service) outward(ctx context.Context, j *job, step string, err error) e
 		}
 	}
 	s.log.ErrorContext(ctx, "build", "template", j.t.ID, "build", j.b.ID, "step", step, "err", j.journal.scrub(err.Error(), 4<<10))
-	return wrapStep(step, fmt.Errorf("an internal error occurred: start the build again; the operator finds the cause in the server's log at build %s", j.b.ID))
+	return wrapStep(step, fmt.Errorf("an internal error occurred: build again; the operator finds the cause in the server's log, with build %s", j.b.ID))
 }
 
 func wrapStep(step string, err error) error {
@@ -131,7 +132,7 @@ func wrapStep(step string, err error) error {
 	return &stepError{step: step, err: err}
 }
 
-// close ends the bench and removes temporary files. Closing again does nothing.
+// close ends the bench and removes temporary files. Later calls do nothing.
 func (e *engine) close() error {
 	var errs []error
 	if e.bench != nil {
@@ -147,7 +148,7 @@ func (e *engine) close() error {
 	return errors.Join(append(errs, os.RemoveAll(e.dir))...)
 }
 
-// say logs the line of a phase that begins.
+// say logs the first line of a phase.
 func (e *engine) say(step, prefix, text string, cached bool) {
 	line := fmt.Sprintf("[%s] %s [%s]", prefix, text, e.last)
 	if cached {
@@ -156,7 +157,7 @@ func (e *engine) say(step, prefix, text string, cached bool) {
 	e.j.journal.add("info", step, line)
 }
 
-// base finds or makes what the first step begins from.
+// base finds or makes what the first step starts from.
 func (e *engine) base(ctx context.Context) error {
 	d := e.j.b.Definition
 	begin := e.fromImage
@@ -166,13 +167,13 @@ func (e *engine) base(ctx context.Context) error {
 	if err := begin(ctx, d); err != nil {
 		return err
 	}
-	// In E2B this is a phase. Here the user has been in the tree from the start.
+	// E2B has a phase for this. Here the tree already has the user.
 	e.last = key(e.last, "DEFAULT USER", defaultUser)
 	e.say(phaseBase, phaseBase, "DEFAULT USER "+defaultUser, true)
 	return nil
 }
 
-// fromTemplate begins from a template of the server, of the project or a published one.
+// fromTemplate starts from a template of the server or the project, or a published one.
 func (e *engine) fromTemplate(ctx context.Context, d Definition) error {
 	name, _ := strings.CutSuffix(strings.ToLower(d.FromTemplate), ":"+defaultTag)
 	if _, err := e.s.own.Lookup(name); err == nil {
@@ -197,7 +198,7 @@ func (e *engine) fromTemplate(ctx context.Context, d Definition) error {
 	return nil
 }
 
-// fromOwn begins from a template of the server. It is built first if it is not there.
+// fromOwn starts from a template of the server, which it builds first if it is missing.
 func (e *engine) fromOwn(ctx context.Context, name string) error {
 	ts, err := e.s.own.Build(ctx, name)
 	if err != nil {
@@ -208,7 +209,7 @@ func (e *engine) fromOwn(ctx context.Context, name string) error {
 	}
 	t := ts[0]
 	if t.RootImage == "" {
-		return userError("template %s has no image on this server, from which others could be made; ask the operator to run \"postern template build\"", t.Name)
+		return userError("template %s has no image on this server to start from; ask the operator to run \"postern template build\"", t.Name)
 	}
 	e.from, e.own = t.RootImage, true
 	e.parent = strings.TrimSuffix(strings.TrimPrefix(filepath.Base(t.RootImage), "root-"), ".erofs")
@@ -218,7 +219,7 @@ func (e *engine) fromOwn(ctx context.Context, name string) error {
 	return nil
 }
 
-// fromBuild begins from a finished build.
+// fromBuild starts from a finished build.
 func (e *engine) fromBuild(ctx context.Context, id string) error {
 	build, _ := ParseSandboxID(id)
 	b, err := e.s.readBuild(ctx, build)
@@ -238,10 +239,10 @@ func (e *engine) fromBuild(ctx context.Context, id string) error {
 	return nil
 }
 
-// fromImage begins from an image of a registry.
+// fromImage starts from an image of a registry.
 func (e *engine) fromImage(ctx context.Context, d Definition) error {
 	if e.s.images == nil {
-		return userError("this server pulls no images: begin from a template")
+		return userError("this server pulls no images: start from a template")
 	}
 	if err := e.s.room(0); err != nil {
 		return err
@@ -258,8 +259,8 @@ func (e *engine) fromImage(ctx context.Context, d Definition) error {
 	}
 	e.parent, e.result.Source = i.Digest, i.Digest
 	e.last = key(engineVersion, "image", provisionVersion, i.Digest)
-	// Whoever gets here has been given the image's manifest by its registry, so the
-	// image in this cache tells nothing new. It is shared by all projects.
+	// The registry has given this caller the image's manifest, so the cached image
+	// reveals nothing new. All projects share it.
 	e.from = filepath.Join(e.s.conf.Dir, fromDir, e.last+".erofs")
 	unlock := e.s.lockPull(e.last)
 	defer unlock()
@@ -276,10 +277,10 @@ func (e *engine) fromImage(ctx context.Context, d Definition) error {
 	return e.provision(ctx, i)
 }
 
-// provisionVersion changes when [rootfs.Tree.Provision] changes what it makes.
+// provisionVersion is part of the key. Increment it when [rootfs.Tree.Provision] changes.
 const provisionVersion = "2"
 
-// provision makes an image of the layers that were pulled.
+// provision makes an image of the pulled layers.
 func (e *engine) provision(ctx context.Context, i registry.Image) (err error) {
 	t := rootfs.New()
 	defer func() { err = errors.Join(err, t.Close()) }()
@@ -304,8 +305,8 @@ func (e *engine) provision(ctx context.Context, i registry.Image) (err error) {
 	return publish(path, e.from)
 }
 
-// listLayers writes which layers were pulled for an image, so that they are kept as long
-// as it is: other images share them.
+// listLayers records the layers that were pulled for an image. They are kept as long as
+// the image, because other images share them.
 func (e *engine) listLayers(i registry.Image) error {
 	var ids []string
 	for _, l := range i.Layers {
@@ -332,7 +333,7 @@ func applyFile(t *rootfs.Tree, path string) error {
 	return t.Apply(f, rootfs.Limits{})
 }
 
-// writeImage writes a tree as an image to a temporary file, flushed to disk.
+// writeImage writes a tree as an image to a temporary file, and syncs it.
 func (e *engine) writeImage(ctx context.Context, t *rootfs.Tree) (path, digest string, err error) {
 	f, err := os.CreateTemp(e.dir, "image-")
 	if err != nil {
@@ -351,8 +352,8 @@ func (e *engine) writeImage(ctx context.Context, t *rootfs.Tree) (path, digest s
 	return f.Name(), d.String(), nil
 }
 
-// maxEnv is the limit of a template's environment, in bytes. The kernel's for a process
-// is near.
+// maxEnv is the limit for a template's environment, in bytes. The kernel's limit for a
+// process is similar.
 const maxEnv = 64 << 10
 
 // imageEnv reads the environment of an image, which is hostile.
@@ -375,19 +376,19 @@ func checkEnv(env map[string]string) error {
 		n += len(k) + len(v) + 2
 	}
 	if n > maxEnv {
-		return userError("the environment has %d bytes and may have %d", n, maxEnv)
+		return userError("the environment has %d bytes, at most %d are allowed", n, maxEnv)
 	}
 	return nil
 }
 
-// A pull makes one image in from. Others that want the same image wait for it.
+// A pull makes one image in fromDir. Other builds that need the same image wait for it.
 type pull struct {
 	sync.Mutex
 
 	users int // guarded by Service.mu
 }
 
-// lockPull makes one build at a time make the image with a key.
+// lockPull lets one build at a time make the image with a key.
 func (s *Service) lockPull(key string) (unlock func()) {
 	s.mu.Lock()
 	p := s.pulls[key]
@@ -467,8 +468,8 @@ func (e *engine) open(ctx context.Context) error {
 	return nil
 }
 
-// benchImage returns an image of t: one that exists, under a name of this build's own so
-// that the sweep leaves it alone, or a new one.
+// benchImage returns an image of t. If one exists, it is linked to a name in this build's
+// directory, so that the sweep does not remove it. Otherwise it writes one.
 func (e *engine) benchImage(ctx context.Context, t *rootfs.Tree) (path string, err error) {
 	path = filepath.Join(e.dir, "bench.erofs")
 	e.s.files.RLock()
@@ -484,14 +485,13 @@ func (e *engine) benchImage(ctx context.Context, t *rootfs.Tree) (path string, e
 	return path, err
 }
 
-// finish writes the image of all, makes the memory snapshot and records the build as
-// ready.
+// finish writes the final image, makes the memory snapshot and records the build as ready.
 func (e *engine) finish(ctx context.Context) error {
 	s, b := e.s, &e.j.b
 	e.last = key(e.last, "FINALIZE")
 	e.say(finalize, finalize, "Finalizing template build", false)
 	if e.bench != nil {
-		// Its memory is needed for the next one.
+		// The next sandbox needs its memory.
 		err := e.bench.Close()
 		if e.bench = nil; err != nil {
 			return err
@@ -512,7 +512,7 @@ func (e *engine) finish(ctx context.Context) error {
 	if err := e.snapshot(ctx, id); err != nil {
 		return err
 	}
-	// Before the state: a client stops reading the log when the build has ended.
+	// Flush before the state changes: a client stops reading the log when the build has ended.
 	e.j.journal.add("info", "", fmt.Sprintf("Build finished, took %s", time.Since(e.j.begin).Truncate(time.Second)))
 	if err := e.j.journal.flush(ctx); err != nil {
 		return errors.Join(err, s.machine.ForgetTemplate(context.WithoutCancel(ctx), id))
@@ -548,14 +548,14 @@ func (e *engine) snapshot(ctx context.Context, id string) error {
 	return nil
 }
 
-// imageKey returns the key of the image of what the build began from with the layers so
-// far. The layers' digests are of their content, so the key determines the image.
+// imageKey returns the key of the current image: what the build started from with the
+// layers so far. Layers are named by digest, so the key determines the image.
 func (e *engine) imageKey() string {
 	return "image " + key(append([]string{engineVersion, filepath.Base(e.from)}, e.layers...)...)
 }
 
-// findImage returns the digest of the image with the present key, if this project has
-// made it before. The caller holds files until a row names it, or nothing may use it.
+// findImage returns the digest of the image with the current key, if this project has
+// made one. The caller holds s.files until a row names the image.
 func (e *engine) findImage(ctx context.Context) (digest string, err error) {
 	if e.digest != "" && len(e.layers) == 0 {
 		return e.digest, nil
@@ -602,7 +602,7 @@ func (e *engine) publishImage(ctx context.Context) error {
 	return e.useImage(ctx, digest)
 }
 
-// reuseImage uses an image that exists already, if there is one.
+// reuseImage uses an existing image, if there is one.
 func (e *engine) reuseImage(ctx context.Context) (bool, error) {
 	e.s.files.RLock()
 	defer e.s.files.RUnlock()
@@ -613,7 +613,7 @@ func (e *engine) reuseImage(ctx context.Context) (bool, error) {
 	return true, e.useImage(ctx, digest)
 }
 
-// useImage writes the row of an image. The caller holds files.
+// useImage writes the row of an image. The caller holds s.files.
 func (e *engine) useImage(ctx context.Context, digest string) error {
 	st, err := os.Stat(e.s.imagePath(digest))
 	if err != nil {

@@ -11,17 +11,17 @@ import (
 	"postern/internal/store"
 )
 
-// The limits of one line and of what is written at once.
+// The limits of log lines and of one write to the database.
 const (
 	maxLine      = 8 << 10 // bytes
 	flushEvery   = 250 * time.Millisecond
 	flushAt      = 200 // lines
-	lastLines    = 20  // of a failed step that are kept with the failure
-	reservedTail = 20  // lines of the limit that only the end of a build may use
+	lastLines    = 20  // of a failed step, kept with the failure
+	reservedTail = 20  // lines of the limit that are reserved for the end of a build
 )
 
-// A journal is the log of one build that runs. Lines are kept in memory for a moment and
-// written together: a step may print thousands in a second.
+// A journal is the log of one running build. It buffers lines briefly and writes them
+// together, because a step may print thousands of lines in a second.
 type journal struct {
 	db       *store.DB
 	project  string
@@ -30,24 +30,24 @@ type journal struct {
 	bytes    int // limit
 	replacer *strings.Replacer
 
-	writing sync.Mutex // held while lines are written, so that they are in order
+	writing sync.Mutex // held while lines are written, to keep them in order
 
 	mu      sync.Mutex
 	pending []Entry
 	n       int     // lines so far; guarded by mu
 	size    int     // bytes so far; guarded by mu
 	full    bool    // guarded by mu
-	last    []Entry // newest lines of the present step; guarded by mu
+	last    []Entry // newest lines of the current step; guarded by mu
 	written int     // lines in the database; guarded by writing
 }
 
-// newJournal returns the journal of a build, which removes the texts of c from all lines.
+// newJournal returns the journal of a build. It removes the secrets in c from all lines.
 func newJournal(s *Service, b Build, c registry.Credentials) *journal {
 	return &journal{db: s.db, project: b.project, build: b.ID, lines: s.conf.MaxLogLines, bytes: s.conf.MaxLogBytes, replacer: hide(c)}
 }
 
-// hide returns a replacer of what is secret in credentials. The attack: a registry or a
-// proxy repeats a request's header or address in its error, and the log has it.
+// hide returns a replacer that removes the secrets in c. The attack: a registry or a proxy
+// repeats a request's header or URL in its error, and the error is logged.
 func hide(c registry.Credentials) *strings.Replacer {
 	var pairs []string
 	for _, secret := range []string{c.Password, c.AWSSecret, c.GCPKey} {
@@ -63,8 +63,8 @@ func hide(c registry.Credentials) *strings.Replacer {
 // scrub removes credentials and control characters from text.
 func (j *journal) scrub(text string, most int) string { return clean(j.replacer.Replace(text), most) }
 
-// add appends a line. Lines above the limit are dropped, with one line that says so; the
-// last ones of a build, at level error and above, have a reserve.
+// add appends a line. Lines beyond the limit are dropped, after one line that says so. A
+// few lines are reserved for errors and for the last phase.
 func (j *journal) add(lv, step, message string) {
 	e := Entry{Time: time.Now().UTC().Truncate(time.Microsecond), Level: lv, Step: step, Message: j.scrub(message, maxLine)}
 	j.mu.Lock()
@@ -79,7 +79,7 @@ func (j *journal) add(lv, step, message string) {
 	if j.n >= j.lines-reservedTail || j.size+len(e.Message) > j.bytes {
 		if !j.full {
 			j.full = true
-			j.pushLocked(Entry{Time: e.Time, Level: "warn", Step: step, Message: fmt.Sprintf("the log is full (%d lines, %d bytes): lines that follow are left out", j.lines, j.bytes)})
+			j.pushLocked(Entry{Time: e.Time, Level: "warn", Step: step, Message: fmt.Sprintf("the log is full (%d lines, %d bytes): later lines are left out", j.lines, j.bytes)})
 		}
 		if lv != "error" && step != finalize || j.n >= j.lines {
 			return
@@ -88,7 +88,7 @@ func (j *journal) add(lv, step, message string) {
 	j.pushLocked(e)
 }
 
-// pushLocked appends a line that fits. The caller has locked mu.
+// pushLocked appends a line. The caller holds mu and has checked the limit.
 func (j *journal) pushLocked(e Entry) {
 	j.pending = append(j.pending, e)
 	j.n++
@@ -162,7 +162,7 @@ func (j *journal) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-t.C:
-			_ = j.flush(ctx) // what could not be written is written next time, or at the end
+			_ = j.flush(ctx) // on an error, lines stay pending until the next flush
 		}
 	}
 }

@@ -8,18 +8,18 @@ import (
 	"unicode"
 )
 
-// defaultTag is the tag that a name without one means.
+// defaultTag is the tag of names without one.
 const defaultTag = "default"
 
-// The lengths that names and tags may have, in bytes.
+// The longest names and tags, in bytes.
 const (
 	maxName = 128
 	maxTag  = 128
 	maxTags = 32 // of one request
 )
 
-// reserved are names of the server's own templates, also of those that this version
-// does not have: a project's template must not hide one that comes later.
+// reserved are names of the server's own templates, including templates that this
+// version does not have: a project's template must not hide a later one.
 var reserved = [...]string{"base", "base-slim", "slim", "code-interpreter", "code-interpreter-v1", "desktop", "mcp-gateway"}
 
 // A name is a client's name for a template or for one build of it.
@@ -29,8 +29,8 @@ type name struct {
 	tag  string // empty means none
 }
 
-// parseName reads "n", "n:tag", "team/n" and "team/n:tag". The characters are E2B's,
-// which takes capital letters for small ones.
+// parseName parses "n", "n:tag", "team/n" and "team/n:tag". Like E2B, it converts upper
+// case to lower case and allows the same characters.
 func parseName(s string) (n name, err error) {
 	s = strings.ToLower(strings.TrimSpace(s))
 	rest := s
@@ -53,7 +53,7 @@ func parseName(s string) (n name, err error) {
 	return n, nil
 }
 
-// parseTag checks a tag, in small letters.
+// parseTag validates a tag and returns it in lower case.
 func parseTag(s string) (string, error) {
 	s = strings.ToLower(strings.TrimSpace(s))
 	if s == "" || len(s) > maxTag || strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
@@ -62,11 +62,11 @@ func parseTag(s string) (string, error) {
 	return s, nil
 }
 
-// parseTags checks tags that a caller wants to give. A build's ID is not a tag: it names
-// that build already.
+// parseTags validates tags that a caller wants to assign. A UUID is not allowed: the ID of
+// a build already names that build.
 func parseTags(tags []string) (out []string, err error) {
 	if len(tags) > maxTags {
-		return nil, fmt.Errorf("%w: tags: %d are more than %d", ErrInvalid, len(tags), maxTags)
+		return nil, fmt.Errorf("%w: tags: %d tags, at most %d are allowed", ErrInvalid, len(tags), maxTags)
 	}
 	seen := map[string]bool{}
 	for _, t := range tags {
@@ -74,7 +74,7 @@ func parseTags(tags []string) (out []string, err error) {
 			return nil, err
 		}
 		if isUUID(t) {
-			return nil, fmt.Errorf("%w: tag: %q is a UUID; choose another word", ErrInvalid, t)
+			return nil, fmt.Errorf("%w: tag: %q is a UUID; choose another tag", ErrInvalid, t)
 		}
 		if !seen[t] {
 			seen[t] = true
@@ -93,7 +93,7 @@ func newUUID() string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// isUUID reports whether s has the form of a UUID, in small letters.
+// isUUID reports whether s has the form of a UUID in lower case.
 func isUUID(s string) bool {
 	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
 		return false
@@ -101,7 +101,7 @@ func isUUID(s string) bool {
 	return isHex(strings.ReplaceAll(s, "-", ""), 32)
 }
 
-// isHex reports whether s is n hexadecimal digits, in small letters.
+// isHex reports whether s is n hexadecimal digits in lower case.
 func isHex(s string, n int) bool {
 	return len(s) == n && strings.Trim(s, "0123456789abcdef") == ""
 }
@@ -109,14 +109,14 @@ func isHex(s string, n int) bool {
 // newID returns the ID of a new template.
 func newID() string { return strings.ToLower(rand.Text()[:20]) }
 
-// templatePrefix begins the IDs by which sandboxes know builds.
+// templatePrefix begins the template IDs that package sandbox uses for builds.
 const templatePrefix = "b"
 
-// SandboxID returns the ID by which sandboxes know a build.
+// SandboxID returns the template ID that package sandbox uses for a build.
 func SandboxID(build string) string { return templatePrefix + strings.ReplaceAll(build, "-", "") }
 
-// ParseSandboxID returns the build that sandboxes know as id. It reports false for every other
-// ID, such as those of the server's own templates.
+// ParseSandboxID is the inverse of [SandboxID]. It reports false for any other ID, such as
+// those of the server's own templates.
 func ParseSandboxID(id string) (build string, ok bool) {
 	h, ok := strings.CutPrefix(id, templatePrefix)
 	if !ok || !isHex(h, 32) {
@@ -125,8 +125,8 @@ func ParseSandboxID(id string) (build string, ok bool) {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:], true
 }
 
-// clean returns text of a client or a sandbox as a line of a log: valid UTF-8 without
-// control characters, at most most bytes.
+// clean makes text of a client or a sandbox fit for a log line: valid UTF-8 without control
+// characters, with at most most bytes.
 func clean(s string, most int) string {
 	if len(s) > most {
 		s = s[:most]

@@ -18,7 +18,7 @@ var (
 	errCanceled = errors.New("build was cancelled")
 	errTimeout  = errors.New("build timed out")
 	errReplaced = errors.New("build was cancelled: a newer build of the template was started")
-	errStopped  = errors.New("the server stopped; start the build again: it goes on from the last good layer")
+	errStopped  = errors.New("the server stopped; build again: the new build continues after the last step that succeeded")
 )
 
 // A job is a build in the queue or in an engine.
@@ -29,7 +29,7 @@ type job struct {
 	journal *journal
 	begin   time.Time // when it left the queue
 
-	ctx    context.Context //nolint:containedctx // of this one build, which outlives the request that started it
+	ctx    context.Context //nolint:containedctx // of this build, which outlives the request that started it
 	cancel context.CancelCauseFunc
 	runs   bool // guarded by Service.mu
 }
@@ -56,7 +56,7 @@ func (s *Service) mayQueue(who auth.Principal) error {
 		}
 	}
 	if n >= s.conf.Queue {
-		return fmt.Errorf("%w: %d builds of the project wait: start this one when some have ended", ErrFull, n)
+		return fmt.Errorf("%w: %d builds of the project are waiting: start this one when some have ended", ErrFull, n)
 	}
 	return nil
 }
@@ -76,7 +76,7 @@ func (s *Service) enqueue(ctx context.Context, j *job) error {
 	return nil
 }
 
-// poke makes Run look at the queue.
+// poke wakes Run, which checks the queue.
 func (s *Service) poke() {
 	select {
 	case s.wake <- struct{}{}:
@@ -84,7 +84,7 @@ func (s *Service) poke() {
 	}
 }
 
-// cancel ends a build, if it runs or is in the queue.
+// cancel ends a build if it runs or is in the queue.
 func (s *Service) cancel(build string, why error) {
 	s.mu.Lock()
 	j := s.jobs[build]
@@ -95,7 +95,7 @@ func (s *Service) cancel(build string, why error) {
 	}
 }
 
-// flush writes what a build that runs has logged.
+// flush writes the pending log lines of a running build to the database.
 func (s *Service) flush(ctx context.Context, build string) error {
 	s.mu.Lock()
 	j := s.jobs[build]
@@ -106,9 +106,8 @@ func (s *Service) flush(ctx context.Context, build string) error {
 	return j.journal.flush(ctx)
 }
 
-// Run runs the builds in the queue until ctx ends, and removes what nobody uses from time
-// to time. It first records what a crash interrupted. Builds that still run then end as
-// failed.
+// Run runs the builds in the queue until ctx ends, and sweeps unused files from time to
+// time. It starts with [Service.Recover]. Builds that run when ctx ends have failed.
 func (s *Service) Run(ctx context.Context) error {
 	if err := s.Recover(ctx); err != nil {
 		return err
@@ -139,7 +138,7 @@ func (s *Service) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// take removes from the queue the builds that may run now, and those that were canceled.
+// take removes and returns the builds in the queue that may run now, and the canceled ones.
 func (s *Service) take() (out []*job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,8 +194,8 @@ type stepError struct {
 func (e *stepError) Error() string { return e.err.Error() }
 func (e *stepError) Unwrap() error { return e.err }
 
-// finish records how a build ended and forgets it. A nil error means that the engine has
-// recorded that it is ready.
+// finish records how a build ended and removes its job. If err is nil, the engine has
+// already recorded the build as ready.
 func (s *Service) finish(ctx context.Context, j *job, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -236,8 +235,8 @@ func (s *Service) finish(ctx context.Context, j *job, err error) {
 	s.log.InfoContext(ctx, "build failed", "template", j.t.ID, "build", j.b.ID, "step", f.Step, "err", f.Message)
 }
 
-// Recover records the builds that a crash of this server interrupted as failed, and
-// removes their temporary files. Call it before builds run; [Service.Run] does.
+// Recover marks the builds as failed that a crash of this server interrupted, and removes
+// their temporary files. Call it before builds run; [Service.Run] does.
 func (s *Service) Recover(ctx context.Context) error {
 	err := s.db.Update(ctx, func(tx *store.Tx) error {
 		builds, err := store.List(ctx, tx, scanBuild, `select `+buildColumns+` from template_build where state = $1 and server_id = $2 and started_at < $3`, Building, s.conf.Server, store.Time(s.born))

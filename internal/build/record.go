@@ -24,16 +24,16 @@ import (
 	"postern/internal/store"
 )
 
-// A Record says what a finished build is made of.
+// A Record describes what a finished build consists of.
 type Record struct {
 	Template Template
 	Build    Build
-	Tags     []string         // that the build has now, sorted
+	Tags     []string         // current tags of the build, sorted
 	Packages []rootfs.Package // software in its root file system, sorted
 }
 
-// finished returns the finished build that a name stands for: of who's project, or of a
-// published template. An empty tag means "default".
+// finished returns the finished build that a name refers to: a build of who's project, or
+// of a published template. An empty tag means "default".
 func (s *Service) finished(ctx context.Context, who auth.Principal, nameOrID string) (t Template, b Build, tags []string, err error) {
 	if err := mayRead(who); err != nil {
 		return Template{}, Build{}, nil, err
@@ -70,7 +70,7 @@ func (s *Service) open(b Build) (*rootfs.Tree, error) {
 	return t, nil
 }
 
-// Record returns what the finished build that a name stands for is made of.
+// Record describes the finished build that a name refers to.
 func (s *Service) Record(ctx context.Context, who auth.Principal, nameOrID string) (out Record, err error) {
 	if out.Template, out.Build, out.Tags, err = s.finished(ctx, who, nameOrID); err != nil {
 		return Record{}, err
@@ -83,7 +83,7 @@ func (s *Service) Record(ctx context.Context, who auth.Principal, nameOrID strin
 	return out, tree.Close()
 }
 
-// WriteSPDX writes the same as a document in SPDX 2.3 (JSON).
+// WriteSPDX writes the record as an SPDX 2.3 document in JSON.
 func (s *Service) WriteSPDX(ctx context.Context, who auth.Principal, nameOrID, tool string, w io.Writer) error {
 	t, b, _, err := s.finished(ctx, who, nameOrID)
 	if err != nil {
@@ -109,8 +109,7 @@ type Export struct {
 	build Build
 }
 
-// Export returns the finished build that a name stands for, to be written. Its caller
-// closes it.
+// Export opens the finished build that a name refers to for export. The caller closes it.
 func (s *Service) Export(ctx context.Context, who auth.Principal, nameOrID string) (*Export, error) {
 	t, b, _, err := s.finished(ctx, who, nameOrID)
 	if err != nil {
@@ -119,7 +118,7 @@ func (s *Service) Export(ctx context.Context, who auth.Principal, nameOrID strin
 	select {
 	case s.exports <- struct{}{}: // each reads the image twice
 	default:
-		return nil, fmt.Errorf("%w: two templates are being exported already: try again later", ErrFull)
+		return nil, fmt.Errorf("%w: two templates are already being exported: try again later", ErrFull)
 	}
 	tree, err := s.open(b)
 	if err != nil {
@@ -135,14 +134,14 @@ func (e *Export) Close() error {
 	return e.tree.Close()
 }
 
-// Name returns a name for the file.
+// Name returns the suggested file name.
 func (e *Export) Name() string { return e.t.Names[0] + ".tar" }
 
 // Write writes an OCI layout as a tar archive, with the root file system as one layer.
 // The same build gives the same bytes.
 func (e *Export) Write(ctx context.Context, w io.Writer) error {
-	// The digest comes before the bytes in no archive but ours: so read twice instead of
-	// writing a temporary file of gigabytes.
+	// The name of a blob is its digest, and precedes its bytes in the archive. Reading the
+	// image twice avoids a temporary file of gigabytes.
 	digest, size, err := e.tree.WriteLayer(contextWriter{ctx, io.Discard})
 	if err != nil {
 		return err
@@ -208,7 +207,7 @@ func (e *Export) Write(ctx context.Context, w io.Writer) error {
 
 func blobName(digest string) string { return "blobs/" + strings.Replace(digest, ":", "/", 1) }
 
-// A contextWriter ends with its context.
+// A contextWriter fails when its context ends.
 type contextWriter struct {
 	ctx context.Context
 	w   io.Writer
@@ -221,15 +220,15 @@ func (c contextWriter) Write(b []byte) (int, error) {
 	return c.w.Write(b)
 }
 
-// An Importer is a [Puller] that also takes images from files.
+// An Importer is a [Puller] that also imports images from files.
 type Importer interface {
-	// Import returns the images in a file of "docker save" or an OCI layout, whose
-	// layers are then on this machine.
+	// Import returns the images in a file of "docker save" or an OCI layout. It stores
+	// their layers on this machine.
 	Import(ctx context.Context, name string) ([]registry.Image, error)
 }
 
-// Import builds a template of who's project from the one image in r: a file of "docker
-// save" or an OCI layout as a tar archive, perhaps compressed. It returns when the build
+// Import builds a template of who's project from the image in r: a file of "docker save",
+// or an OCI layout as a tar archive, which may be compressed. It returns when the build
 // has been started.
 func (s *Service) Import(ctx context.Context, who auth.Principal, q Request, r io.Reader) (Template, Build, error) {
 	fail := func(err error) (Template, Build, error) {
@@ -253,7 +252,7 @@ func (s *Service) Import(ctx context.Context, who auth.Principal, q Request, r i
 		return fail(err)
 	}
 	defer f.Close()
-	if err := os.Remove(f.Name()); err != nil { // so that nothing stays, also at a crash
+	if err := os.Remove(f.Name()); err != nil { // so that a crash leaves nothing
 		return fail(err)
 	}
 	if err := s.spool(f, r); err != nil {
@@ -277,7 +276,7 @@ func (s *Service) Import(ctx context.Context, who auth.Principal, q Request, r i
 	return t, b, s.Start(ctx, who, t.ID, b.ID, Definition{FromImage: name, Imported: &got[0]})
 }
 
-// spool copies r to f within the limit for uploads and the disk's.
+// spool copies r to f. It enforces the limit for uploads and the disk's free space.
 func (s *Service) spool(f *os.File, r io.Reader) error {
 	limit := s.conf.MaxUploadsMB << 20
 	for n := int64(0); ; {

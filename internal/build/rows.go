@@ -42,12 +42,12 @@ func (s *Service) findLayer(ctx context.Context, project, key string) (digest st
 		return "", false, err
 	}
 	if digest != "" {
-		// The sweep must not remove it while it is used.
+		// Keep the sweep from removing the file now, and mark it as used.
 		s.files.RLock()
 		defer s.files.RUnlock()
 		now := time.Now()
 		if err := os.Chtimes(s.layerPath(digest), now, now); errors.Is(err, fs.ErrNotExist) {
-			return "", false, nil // somebody has removed it
+			return "", false, nil // removed outside of Postern
 		} else if err != nil {
 			return "", false, err
 		}
@@ -73,8 +73,8 @@ func (s *Service) recordLayer(ctx context.Context, project, key, digest string, 
 	})
 }
 
-// recordImage writes that the image of a build has been published. From then on sandboxes
-// can start from the build, by its ID.
+// recordImage records the published image of a build. From then on sandboxes can start
+// from the build by its ID.
 func (s *Service) recordImage(ctx context.Context, e *engine) error {
 	result, err := json.Marshal(e.result)
 	if err != nil {
@@ -90,7 +90,7 @@ func (s *Service) recordImage(ctx context.Context, e *engine) error {
 	})
 }
 
-// recordReady writes that a build is ready: its state, its tags and the audit entry.
+// recordReady records that a build is ready: its state, its tags and the audit entry.
 func (s *Service) recordReady(ctx context.Context, e *engine) error {
 	j := e.j
 	return s.db.UpdateIn(ctx, store.Project(j.who.Project), func(tx *store.Tx) error {

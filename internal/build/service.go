@@ -20,18 +20,19 @@ import (
 
 // A Machine runs the steps of builds. Implementations are safe for concurrent use.
 type Machine interface {
-	// OpenBench boots a bench for who's project. Its user closes it.
+	// OpenBench boots a bench for who's project. The caller closes it.
 	OpenBench(ctx context.Context, who auth.Principal, r sandbox.BenchRequest) (Bench, error)
 	// MakeTemplateSnapshot boots a sandbox of the template, runs its start command,
-	// waits until it is ready, and saves it. Output gets the lines of both commands.
+	// waits until the ready command succeeds, and saves the sandbox. Output gets the
+	// lines that both commands print.
 	MakeTemplateSnapshot(ctx context.Context, template string, output func(line string)) error
-	// ForgetTemplate removes what MakeTemplateSnapshot saved, if anything.
+	// ForgetTemplate removes the snapshot of MakeTemplateSnapshot, if there is one.
 	ForgetTemplate(ctx context.Context, template string) error
 }
 
 var _ Bench = (*sandbox.Bench)(nil)
 
-// A Bench is the sandbox of one build, as [sandbox.Bench] has it.
+// A Bench is the sandbox of one build. Its methods are those of [sandbox.Bench].
 type Bench interface {
 	Run(ctx context.Context, c sandbox.Command, output func(stream, line string)) (code int, err error)
 	Unpack(ctx context.Context, archive io.Reader, o sandbox.Unpack) error
@@ -41,34 +42,34 @@ type Bench interface {
 	Close() error
 }
 
-// An Own has the server's own templates. Implementations are safe for concurrent use.
+// An Own holds the server's own templates. Implementations are safe for concurrent use.
 type Own interface {
-	// Resolve returns the template with a client's name for it. Its error wraps
+	// Resolve returns the template that a client names. Its error wraps
 	// [template.ErrNotFound] if there is none.
 	Resolve(ctx context.Context, name string) (template.Template, error)
-	// Lookup returns the ID of the template with a name, with the same error. It is not
-	// built.
+	// Lookup returns the ID of the template with a name, without building it. Its error
+	// is that of Resolve.
 	Lookup(name string) (id string, err error)
-	// Build returns the templates with these names. It builds those that are missing.
+	// Build returns the templates with these names, and builds missing ones.
 	Build(ctx context.Context, names ...string) ([]template.Template, error)
 	// Base returns the base template, with the guest of this program.
 	Base(ctx context.Context) (template.Template, error)
-	// GuestDigest changes with the guest.
+	// GuestDigest returns a digest of the guest.
 	GuestDigest() string
 }
 
 var _ Own = (*template.Cache)(nil)
 
-// A Puller fetches images, as registry's does. Implementations are safe for concurrent
-// use.
+// A Puller fetches images, such as [registry.Puller]. Implementations are safe for
+// concurrent use.
 type Puller interface {
 	Pull(ctx context.Context, ref string, c registry.Credentials, progress func(line string)) (registry.Image, error)
 }
 
 // Config holds the settings of a [Service].
 type Config struct {
-	// Server is the ID of this server among those that use the database. Empty is a
-	// valid ID.
+	// Server is the ID of this server among those that share the database. It may be
+	// empty.
 	Server string
 	// Off says that this server runs no sandboxes: nothing can be built.
 	Off bool
@@ -77,30 +78,30 @@ type Config struct {
 
 	Builds           int // at once, over all projects; 0 means 2
 	BuildsPerProject int // at once; 0 means Builds
-	Queue            int // builds of a project that wait for others; 0 means 20
+	Queue            int // builds of one project in the queue; 0 means 20
 
 	BuildTime time.Duration // of one build; 0 means 1 h
 	StepTime  time.Duration // of one step; 0 means BuildTime
 
 	MaxSteps     int     // of one definition; 0 means 1000
 	MaxTemplates int     // of one project; 0 means 200
-	MaxBuilds    int     // finished ones of one template that have no tag, from the newest; 0 means 2
-	MaxCPUs      float64 // that a template may ask for; 0 means 8
-	MaxMemoryMB  int64   // that a template may ask for, mebibytes; 0 means 8192
-	MaxDiskMB    int64   // that a template may ask for, mebibytes; 0 means 20480
+	MaxBuilds    int     // newest finished builds without a tag that each template keeps; 0 means 2
+	MaxCPUs      float64 // cores of one template; 0 means 8
+	MaxMemoryMB  int64   // memory of one template, mebibytes; 0 means 8192
+	MaxDiskMB    int64   // disk of one template, mebibytes; 0 means 20480
 
 	MaxProjectMB    int64         // images and layers of a project, mebibytes; 0 means 51200
 	MaxUploadMB     int64         // one archive for COPY, mebibytes; 0 means 1024
 	MaxUploadsMB    int64         // all archives of a project, mebibytes; 0 means 4096
 	MaxLogLines     int           // of one build; 0 means 10000
 	MaxLogBytes     int           // of one build's messages; 0 means 4 MiB
-	KeepFreeMB      int64         // mebibytes on the disk of Dir that a build must leave free; 0 means 512
-	KeepUnused      time.Duration // after which layers, uploads and pulled images that nobody used are removed; 0 means 14 days
+	KeepFreeMB      int64         // mebibytes on the disk of Dir that builds must leave free; 0 means 512
+	KeepUnused      time.Duration // how long unused layers, uploads and pulled images are kept; 0 means 14 days
 	SnapshotTimeout time.Duration // of the last phase; 0 means 15 min
 }
 
-// A Service keeps the templates of all projects and builds them. It is safe for
-// concurrent use.
+// A Service builds and stores the templates of all projects. It is safe for concurrent
+// use.
 type Service struct {
 	log     *slog.Logger
 	db      *store.DB
@@ -109,7 +110,7 @@ type Service struct {
 	images  Puller
 	conf    Config
 
-	born time.Time // what is older was left by an earlier process
+	born time.Time // older work was left by an earlier process
 
 	// files is held shared while a file is published and its row written, and
 	// exclusively by the sweep.
@@ -189,8 +190,8 @@ func mayRead(who auth.Principal) error {
 	return nil
 }
 
-// mayManage returns an error unless who may change the project's templates. The attack:
-// whoever changes a template runs code in each sandbox that starts from it.
+// mayManage returns an error unless who may change the project's templates. Changing a
+// template means running code in each sandbox that starts from it.
 func mayManage(who auth.Principal) error {
 	if err := mayRead(who); err != nil {
 		return err
@@ -198,10 +199,10 @@ func mayManage(who auth.Principal) error {
 	return auth.Need(who, auth.Owner)
 }
 
-// onFleet is a [Machine] over sandboxes of this server.
+// onFleet is the [Machine] of a fleet.
 type onFleet struct{ *sandbox.Fleet }
 
-// OnFleet returns the machine whose benches are f's.
+// OnFleet returns a machine that runs its benches on f.
 func OnFleet(f *sandbox.Fleet) Machine { return onFleet{f} }
 
 func (m onFleet) OpenBench(ctx context.Context, who auth.Principal, r sandbox.BenchRequest) (Bench, error) {

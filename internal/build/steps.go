@@ -16,8 +16,8 @@ import (
 	"postern/internal/sandbox"
 )
 
-// defaultPath is where programs are looked for, after PATH if that is set, so that a
-// template that sets it wrongly keeps its basic programs.
+// defaultPath is appended to PATH, so that a template with a wrong PATH keeps its basic
+// programs.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // step runs step i, or uses its layer.
@@ -56,8 +56,8 @@ func (e *engine) step(ctx context.Context, i int, st Step, force bool) error {
 	return nil
 }
 
-// perform does what a step does on the bench, and stores what that changed as a layer.
-// A nil do changes no files.
+// perform runs do on the bench and stores the changes as a layer. A nil do changes no
+// files.
 func (e *engine) perform(ctx context.Context, do func(context.Context) error) (digest string, err error) {
 	if do == nil {
 		return "", e.s.recordLayer(ctx, e.j.who.Project, e.last, "", 0)
@@ -71,7 +71,7 @@ func (e *engine) perform(ctx context.Context, do func(context.Context) error) (d
 	return e.capture(ctx)
 }
 
-// capture stores what the newest step has written.
+// capture stores the changes of the newest step as a layer.
 func (e *engine) capture(ctx context.Context) (digest string, err error) {
 	after, err := os.CreateTemp(e.dir, "upper-")
 	if err != nil {
@@ -113,7 +113,7 @@ func (e *engine) capture(ctx context.Context) (digest string, err error) {
 	}
 	e.s.files.RLock()
 	defer e.s.files.RUnlock()
-	// The file first and then the row: a row without a file would break builds.
+	// The file before the row: a row without a file would break builds.
 	if err := publishOnce(f.Name(), e.s.layerPath(digest)); err != nil {
 		return "", err
 	}
@@ -127,8 +127,8 @@ func (s *Service) layerPath(digest string) string {
 	return filepath.Join(s.conf.Dir, layersDir, digest+".tar")
 }
 
-// parse checks a step and returns the state after it and what it does on the bench, nil
-// if nothing.
+// parse validates a step. It returns the state after the step, and the function that runs
+// it on the bench, or nil if it changes no files.
 func (e *engine) parse(i int, prefix string, st Step) (next state, do func(context.Context) error, err error) {
 	next = e.state
 	switch st.Type {
@@ -159,10 +159,10 @@ func (e *engine) parse(i int, prefix string, st Step) (next state, do func(conte
 	return next, nil, userError("command type %s is not implemented", st.Type)
 }
 
-// absolute returns a path of a step, relative to dir.
+// absolute returns the absolute form of a step's path, which may be relative to dir.
 func absolute(dir, p string) (string, error) {
 	if len(p) > 4096 || strings.ContainsRune(p, 0) {
-		return "", userError("WORKDIR: the path is longer than 4096 bytes, or holds a NUL byte")
+		return "", userError("WORKDIR: the path is longer than 4096 bytes or contains a NUL byte")
 	}
 	if !path.IsAbs(p) {
 		p = path.Join("/", dir, p)
@@ -182,7 +182,7 @@ func (e *engine) env(st Step) (map[string]string, error) {
 	for i := 0; i < len(st.Args); i += 2 {
 		k := st.Args[i]
 		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(st.Args[i+1], 0) {
-			return nil, userError("%s: %.100q is not a name of an environment variable, or its value holds a NUL byte", st.Type, k)
+			return nil, userError("%s: %.100q is not a valid name of an environment variable, or its value contains a NUL byte", st.Type, k)
 		}
 		env[k] = expand(st.Args[i+1], env)
 		if err := checkEnv(env); err != nil {
@@ -193,7 +193,7 @@ func (e *engine) env(st Step) (map[string]string, error) {
 }
 
 // expand replaces $NAME, ${NAME}, ${NAME:-word} and ${NAME:+word} in s, as a shell does
-// between double quotes. Nothing is run and no backslash is special: E2B escapes
+// in double quotes. It runs no commands, and backslashes have no meaning: E2B escapes
 // backslashes, double quotes, backticks and "$(" before its shell sees them.
 func expand(s string, env map[string]string) string {
 	var b strings.Builder
@@ -236,7 +236,7 @@ func expand(s string, env map[string]string) string {
 	}
 }
 
-// nameLength returns the length of the variable's name that s begins with, or 0.
+// nameLength returns the length of the variable name at the beginning of s, or 0.
 func nameLength(s string) int {
 	for i := range len(s) {
 		c := s[i]
@@ -247,7 +247,7 @@ func nameLength(s string) int {
 	return len(s)
 }
 
-// lookUp returns a variable, or what a login shell of root has.
+// lookUp returns the value of a variable. Its defaults are those of root's login shell.
 func lookUp(name string, env map[string]string) (string, bool) {
 	if v, ok := env[name]; ok {
 		return v, true
@@ -265,7 +265,7 @@ func lookUp(name string, env map[string]string) (string, bool) {
 	return "", false
 }
 
-// user returns what a USER does.
+// user returns the state after a USER step and the function that runs it.
 func (e *engine) user(st Step) (next state, do func(context.Context) error, err error) {
 	next = e.state
 	if len(st.Args) < 1 {
@@ -273,7 +273,7 @@ func (e *engine) user(st Step) (next state, do func(context.Context) error, err 
 	}
 	name := st.Args[0]
 	if !validUser(name) {
-		return next, nil, userError("failed to create user: %.64q is not a name of a user: want 1 to 32 of a-z, 0-9, _, - and ., not beginning with - or .", name)
+		return next, nil, userError("failed to create user: %.64q is not a valid user name: want 1 to 32 letters, digits, _, - and ., not beginning with - or .", name)
 	}
 	sudo := len(st.Args) > 1 && st.Args[1] == "true"
 	next.user = name
@@ -285,8 +285,8 @@ func (e *engine) user(st Step) (next state, do func(context.Context) error, err 
 	}, nil
 }
 
-// validUser reports whether name may be a user's. The attack: a colon or a newline would
-// add fields or users to /etc/passwd.
+// validUser reports whether name is a valid user name. The attack: a colon or a newline
+// would add fields or users to /etc/passwd.
 func validUser(name string) bool {
 	return name != "" && len(name) <= 32 && !strings.HasPrefix(name, "-") && !strings.HasPrefix(name, ".") &&
 		strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == ""
@@ -299,7 +299,7 @@ func (e *engine) checkRun(st Step) error {
 	return nil
 }
 
-// run returns what a RUN does.
+// run returns the function that runs a RUN step.
 func (e *engine) run(i int, prefix string, st Step) func(context.Context) error {
 	return func(ctx context.Context) error {
 		user := e.state.user
@@ -310,7 +310,7 @@ func (e *engine) run(i int, prefix string, st Step) func(context.Context) error 
 		if p, ok := env["PATH"]; ok {
 			env["PATH"] = p + ":" + defaultPath
 		}
-		// It makes some tools write the same files again: Python's compiler, gzip, tar.
+		// Some tools write reproducible files if it is set, such as Python's compiler.
 		if _, ok := env["SOURCE_DATE_EPOCH"]; !ok {
 			env["SOURCE_DATE_EPOCH"] = strconv.FormatInt(clamp.Unix(), 10)
 		}
@@ -331,7 +331,7 @@ func (e *engine) run(i int, prefix string, st Step) func(context.Context) error 
 	}
 }
 
-// copyFiles returns what a COPY does.
+// copyFiles returns the function that runs a COPY step.
 func (e *engine) copyFiles(st Step) (func(context.Context) error, error) {
 	if len(st.Args) < 2 {
 		return nil, userError("%s requires a local path and a container path argument", st.Type)
@@ -363,7 +363,7 @@ func (e *engine) copyFiles(st Step) (func(context.Context) error, error) {
 	return func(ctx context.Context) error {
 		f, err := os.Open(archive)
 		if errors.Is(err, fs.ErrNotExist) {
-			return userError("the files of %s %.200s have not been uploaded, or were removed since: upload them (hash %s)", st.Type, st.Args[0], st.FilesHash)
+			return userError("the files of %s %.200s were not uploaded, or were removed since then: upload them (hash %s)", st.Type, st.Args[0], st.FilesHash)
 		}
 		if err != nil {
 			return err
@@ -376,8 +376,8 @@ func (e *engine) copyFiles(st Step) (func(context.Context) error, error) {
 	}, nil
 }
 
-// withoutGlobs returns the part of a source before its first pattern. The client has
-// matched patterns already.
+// withoutGlobs returns the part of a source path before its first pattern. The client has
+// already expanded the patterns.
 func withoutGlobs(source string) string {
 	parts := strings.Split(source, "/")
 	for i, p := range parts {

@@ -32,7 +32,7 @@ func (s *Service) clearWork() error {
 // sweepEvery is the pause between two sweeps.
 const sweepEvery = time.Hour
 
-// runSweep removes what nobody uses, until ctx ends.
+// runSweep calls Sweep from time to time until ctx ends.
 func (s *Service) runSweep(ctx context.Context) {
 	t := time.NewTicker(sweepEvery)
 	defer t.Stop()
@@ -49,7 +49,7 @@ func (s *Service) runSweep(ctx context.Context) {
 	}
 }
 
-// sweepSoon makes the next sweep early.
+// sweepSoon makes the next sweep start now.
 func (s *Service) sweepSoon() {
 	select {
 	case s.sweeps <- struct{}{}:
@@ -57,14 +57,13 @@ func (s *Service) sweepSoon() {
 	}
 }
 
-// keepFailed is how many failed builds of a template keep their logs.
+// keepFailed is the number of failed builds of a template that are kept, with their logs.
 const keepFailed = 20
 
-// keepReady is how long a finished build without a tag stays at least.
+// keepReady is the minimum time that a finished build without a tag is kept.
 const keepReady = 10 * time.Minute
 
-// Sweep removes builds and layers that nobody needs any more, and then the files without
-// a row.
+// Sweep removes unused builds and layers, and then files without a row.
 func (s *Service) Sweep(ctx context.Context) error {
 	if err := s.dropBuilds(ctx); err != nil {
 		return fmt.Errorf("sweep builds: %w", err)
@@ -84,8 +83,8 @@ func (s *Service) Sweep(ctx context.Context) error {
 	return nil
 }
 
-// dropBuilds removes the rows of old builds: those that never started, that failed, and
-// that have no tag and no sandboxes.
+// dropBuilds removes the rows of old builds: those that were never started, those that
+// failed, and those without tags and sandboxes.
 func (s *Service) dropBuilds(ctx context.Context) error {
 	var all []Build
 	tagged := map[string]bool{}
@@ -132,7 +131,7 @@ func (s *Service) dropBuilds(ctx context.Context) error {
 	return nil
 }
 
-// dropBuild removes the rows of one build, if nothing has begun to need it.
+// dropBuild removes the rows of one build, unless it is in use by now.
 func (s *Service) dropBuild(ctx context.Context, b Build) error {
 	err := s.db.Update(ctx, func(tx *store.Tx) error {
 		if err := unused(ctx, tx, b.ID); err != nil {
@@ -157,8 +156,8 @@ func (s *Service) dropBuild(ctx context.Context, b Build) error {
 	return err
 }
 
-// dropLayers removes the rows of layers that nobody has used for a while and of which no
-// finished build consists.
+// dropLayers removes the rows of layers that have not been used for a while and belong to
+// no finished build.
 func (s *Service) dropLayers(ctx context.Context) error {
 	return s.db.Update(ctx, func(tx *store.Tx) error {
 		before := store.Time(time.Now().Add(-s.conf.KeepUnused))
@@ -190,9 +189,9 @@ func (s *Service) dropLayers(ctx context.Context) error {
 	})
 }
 
-// makeRoom returns an error that wraps [ErrFull] unless a project's images and layers may
-// have size bytes more. It first forgets layers that no finished build consists of, those
-// first that were not used for longest. The attack: a project that fills the disk of all.
+// makeRoom returns an error that wraps [ErrFull] unless the project may store size more
+// bytes of images and layers. If needed, it first removes layers that belong to no finished
+// build, the least recently used first. The attack: one project fills the disk of all.
 func (s *Service) makeRoom(ctx context.Context, project string, size int64) error {
 	return s.db.UpdateIn(ctx, store.Thing(project, "layers"), func(tx *store.Tx) error {
 		builds, err := store.List(ctx, tx, scanBuild, `select `+buildColumns+` from template_build where project_id = $1 and server_id = $2 and image <> ''`, project, s.conf.Server)
@@ -222,10 +221,10 @@ func (s *Service) makeRoom(ctx context.Context, project string, size int64) erro
 			return err
 		}
 		for _, r := range rows {
-			total += r.size // twice if two keys have one layer: that is rare
+			total += r.size // twice if two keys share a layer, which is rare
 		}
 		limit := s.conf.MaxProjectMB << 20
-		// The layers of builds that run were used within the time that a build may take.
+		// A running build has used its layers within the longest time of a build.
 		recent := store.Time(time.Now().Add(-s.conf.BuildTime))
 		for _, r := range rows {
 			if total <= limit {
@@ -243,13 +242,13 @@ func (s *Service) makeRoom(ctx context.Context, project string, size int64) erro
 			}
 		}
 		if total > limit {
-			return fmt.Errorf("%w: the project's templates would have %d MiB and may have %d: delete some of them", ErrFull, total>>20, s.conf.MaxProjectMB)
+			return fmt.Errorf("%w: the project's templates would use %d MiB of the allowed %d: delete some of them", ErrFull, total>>20, s.conf.MaxProjectMB)
 		}
 		return nil
 	})
 }
 
-// layersInUse returns the digests of the layers that finished builds consist of.
+// layersInUse returns the digests of the layers of finished builds.
 func layersInUse(ctx context.Context, tx *store.Tx) (map[string]bool, error) {
 	results, err := tx.Strings(ctx, `select result from template_build where state = $1`, Ready)
 	if err != nil {
@@ -270,7 +269,7 @@ func layersInUse(ctx context.Context, tx *store.Tx) (map[string]bool, error) {
 
 // dropFiles removes layers and images that no row names.
 func (s *Service) dropFiles(ctx context.Context) error {
-	s.files.Lock() // between the publishing of a file and its row there is none
+	s.files.Lock() // a file may have been published whose row is not written yet
 	defer s.files.Unlock()
 	var layers, images []string
 	err := s.db.View(ctx, func(tx *store.Tx) (err error) {
@@ -286,7 +285,7 @@ func (s *Service) dropFiles(ctx context.Context) error {
 	return errors.Join(keepOnly(filepath.Join(s.conf.Dir, layersDir), layers, ".tar"), keepOnly(filepath.Join(s.conf.Dir, imagesDir), images, ".erofs"))
 }
 
-// keepOnly removes the files of a directory that are not named.
+// keepOnly removes the files of a directory that names does not list.
 func keepOnly(dir string, names []string, suffix string) error {
 	kept := map[string]bool{}
 	for _, n := range names {
@@ -320,7 +319,7 @@ func dropOld(dir string, before time.Time) error {
 	return errors.Join(errs...)
 }
 
-// dropUploads removes archives that nobody has used for a while.
+// dropUploads removes archives that have not been used for a while.
 func (s *Service) dropUploads() error {
 	s.files.Lock()
 	defer s.files.Unlock()
@@ -339,13 +338,13 @@ func (s *Service) dropUploads() error {
 	return errors.Join(errs...)
 }
 
-// A pruner is a [Puller] that keeps what it has pulled.
+// A pruner is a [Puller] that stores the layers that it pulls.
 type pruner interface {
-	// Prune removes the layers whose digests keep does not report, and returns them.
+	// Prune removes the layers for which keep returns false, and returns their IDs.
 	Prune(keep func(diffID string) bool) ([]string, error)
 }
 
-// dropPulled removes pulled images that no build has used for a while, and their layers.
+// dropPulled removes pulled images that have not been used for a while, and their layers.
 func (s *Service) dropPulled() error {
 	dir := filepath.Join(s.conf.Dir, fromDir)
 	s.files.Lock()
@@ -391,14 +390,14 @@ func (s *Service) dropPulled() error {
 // layersSuffix ends the name of the file beside a pulled image that lists its layers.
 const layersSuffix = ".layers.json"
 
-// A Usage is what a template costs on the disk.
+// A Usage is the disk space of a template.
 type Usage struct {
 	Template string // ID
 	Images   int64  // bytes of the images of its builds
-	Layers   int64  // bytes of the layers of its finished builds; templates share them
+	Layers   int64  // bytes of the layers of its finished builds; templates may share layers
 }
 
-// Usage returns what each template of who's project costs on the disk.
+// Usage returns the disk space of each template of who's project.
 func (s *Service) Usage(ctx context.Context, who auth.Principal) (out []Usage, err error) {
 	if err := mayRead(who); err != nil {
 		return nil, err

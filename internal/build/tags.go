@@ -44,11 +44,11 @@ func (s *Service) AssignTags(ctx context.Context, who auth.Principal, target str
 	return b, nil
 }
 
-// maxTagsPerTemplate bounds what a template may have.
+// maxTagsPerTemplate is the largest number of tags of a template.
 const maxTagsPerTemplate = 200
 
-// tag moves tags of a template to a build. The caller's transaction has the project's
-// turn.
+// tag moves tags of a template to a build. The caller's transaction holds the
+// project's turn, see [store.Project].
 func (s *Service) tag(ctx context.Context, tx *store.Tx, who auth.Principal, t, build string, tags []string) error {
 	for _, tag := range tags {
 		if _, err := tx.ExecContext(ctx, `insert into template_tag (template_id, tag, build_id, created_at) values ($1, $2, $3, $4)
@@ -64,13 +64,13 @@ func (s *Service) tag(ctx context.Context, tx *store.Tx, who auth.Principal, t, 
 		return err
 	}
 	if n > maxTagsPerTemplate {
-		return fmt.Errorf("%w: the template would have %d tags and may have %d: remove some", ErrFull, n, maxTagsPerTemplate)
+		return fmt.Errorf("%w: the template would have %d tags, at most %d are allowed: remove some", ErrFull, n, maxTagsPerTemplate)
 	}
 	return nil
 }
 
-// RemoveTags removes tags of a template, all or none. Its builds stay until they are
-// pruned.
+// RemoveTags removes all of the given tags of a template, or none. The builds stay until
+// the sweep removes them.
 func (s *Service) RemoveTags(ctx context.Context, who auth.Principal, nameOrID string, tags []string) error {
 	if err := mayManage(who); err != nil {
 		return err

@@ -16,8 +16,8 @@ import (
 	"postern/internal/template"
 )
 
-// Create makes a build that waits for its definition, and the template if the project
-// has none of that name.
+// Create adds a build that waits for its definition. It also adds the template if the
+// project has none with that name.
 func (s *Service) Create(ctx context.Context, who auth.Principal, r Request) (Template, Build, error) {
 	if err := mayManage(who); err != nil {
 		return Template{}, Build{}, err
@@ -88,18 +88,18 @@ func (s *Service) Create(ctx context.Context, who auth.Principal, r Request) (Te
 	return t, b, nil
 }
 
-// maxWaiting is how many builds of a template may wait for their definition. The oldest
-// makes room.
+// maxWaiting is how many builds of a template may wait for their definition. A further
+// one replaces the oldest.
 const maxWaiting = 20
 
-// insert makes a template.
+// insert adds a template.
 func (s *Service) insert(ctx context.Context, tx *store.Tx, who auth.Principal, base string, now time.Time) (Template, error) {
 	var n int
 	if err := tx.One(ctx, `select count(*) from template where project_id = $1`, []any{who.Project}, &n); err != nil {
 		return Template{}, err
 	}
 	if n >= s.conf.MaxTemplates {
-		return Template{}, fmt.Errorf("%w: the project has %d templates and may have %d: delete some of them", ErrFull, n, s.conf.MaxTemplates)
+		return Template{}, fmt.Errorf("%w: the project has %d templates, at most %d are allowed: delete some of them", ErrFull, n, s.conf.MaxTemplates)
 	}
 	t := Template{ID: newID(), Project: who.Project, Names: []string{base}, Created: now, Updated: now, CreatedBy: who.String()}
 	if err := tx.One(ctx, `select name from project where id = $1`, []any{who.Project}, &t.Team); err != nil {
@@ -113,24 +113,25 @@ func (s *Service) insert(ctx context.Context, tx *store.Tx, who auth.Principal, 
 	return t, err
 }
 
-// checkSize checks what a template asks for. The rules for cores and memory are E2B's.
+// checkSize validates the requested cores, memory and disk. The rules for cores and memory
+// are E2B's.
 func (s *Service) checkSize(r Request) error {
 	switch {
 	case r.CPUs < 0 || r.CPUs != float64(int64(r.CPUs)) || r.CPUs > 1 && int64(r.CPUs)%2 != 0:
 		return fmt.Errorf("%w: cpuCount: %v is neither 1 nor even", ErrInvalid, r.CPUs)
 	case r.CPUs > s.conf.MaxCPUs:
-		return fmt.Errorf("%w: cpuCount: %v is more than %v", ErrInvalid, r.CPUs, s.conf.MaxCPUs)
+		return fmt.Errorf("%w: cpuCount: %v is more than the limit of %v", ErrInvalid, r.CPUs, s.conf.MaxCPUs)
 	case r.MemoryMB < 0 || r.MemoryMB%2 != 0 || r.MemoryMB != 0 && r.MemoryMB < 128:
 		return fmt.Errorf("%w: memoryMB: %d: want an even number, 128 or more", ErrInvalid, r.MemoryMB)
 	case r.MemoryMB > s.conf.MaxMemoryMB:
-		return fmt.Errorf("%w: memoryMB: %d is more than %d", ErrInvalid, r.MemoryMB, s.conf.MaxMemoryMB)
+		return fmt.Errorf("%w: memoryMB: %d is more than the limit of %d", ErrInvalid, r.MemoryMB, s.conf.MaxMemoryMB)
 	case r.DiskMB < 0 || r.DiskMB > s.conf.MaxDiskMB:
 		return fmt.Errorf("%w: minFreeDiskMb: %d is not between 0 and %d", ErrInvalid, r.DiskMB, s.conf.MaxDiskMB)
 	}
 	return nil
 }
 
-// checkFree returns an error if a name is one of the server's own.
+// checkFree returns an error if a name belongs to one of the server's own templates.
 func (s *Service) checkFree(base string) error {
 	_, err := s.own.Lookup(base)
 	if err == nil || slices.Contains(reserved[:], base) {
@@ -176,8 +177,8 @@ func scanTemplate(row func(...any) error) (Template, error) {
 	return t, err
 }
 
-// oneTemplate returns the template that matches where, the end of an SQL statement. Its
-// error wraps [ErrNotFound].
+// oneTemplate returns the first template that matches where, the end of an SQL statement.
+// Its error wraps [ErrNotFound].
 func oneTemplate(ctx context.Context, tx *store.Tx, where string, args ...any) (Template, error) {
 	ts, err := store.List(ctx, tx, scanTemplate, templateQuery+where, args...)
 	if err != nil {
@@ -189,8 +190,8 @@ func oneTemplate(ctx context.Context, tx *store.Tx, where string, args ...any) (
 	return ts[0], nil
 }
 
-// find returns the template that n means to who, which may be a published one of another
-// project.
+// find returns the template that n refers to for who: one of who's project, or a published
+// one of another project.
 func find(ctx context.Context, tx *store.Tx, who auth.Principal, n name) (Template, error) {
 	if n.team != "" {
 		// A project's own comes first: its name may be another one's ID.
@@ -204,7 +205,7 @@ func find(ctx context.Context, tx *store.Tx, who auth.Principal, n name) (Templa
 	return oneTemplate(ctx, tx, `where t.id = $1 and (t.project_id = $2 or t.public = 1)`, n.base, who.Project)
 }
 
-// findOwn is find for what only the owner may do.
+// findOwn is find for operations that only the template's own project may do.
 func findOwn(ctx context.Context, tx *store.Tx, who auth.Principal, n name) (Template, error) {
 	t, err := find(ctx, tx, who, n)
 	if err == nil && t.Project != who.Project {
@@ -228,8 +229,8 @@ func (s *Service) List(ctx context.Context, who auth.Principal) (out []Template,
 	return out, nil
 }
 
-// Get returns a template by its ID or a name, with or without a tag: one of who's project,
-// or a published one.
+// Get returns a template of who's project, or a published one, by its ID or a name with or
+// without a tag.
 func (s *Service) Get(ctx context.Context, who auth.Principal, nameOrID string) (t Template, err error) {
 	if err := mayRead(who); err != nil {
 		return Template{}, err
@@ -305,7 +306,7 @@ func (s *Service) Delete(ctx context.Context, who auth.Principal, nameOrID strin
 		}
 		for _, b := range builds {
 			if b.State == Building {
-				return fmt.Errorf("%w: build %s runs: cancel it or wait until it has ended", ErrBusy, b.ID)
+				return fmt.Errorf("%w: build %s is running: cancel it or wait until it has ended", ErrBusy, b.ID)
 			}
 			if err := unused(ctx, tx, b.ID); err != nil {
 				return err
@@ -341,7 +342,7 @@ func (s *Service) Delete(ctx context.Context, who auth.Principal, nameOrID strin
 }
 
 // unused returns an error that wraps [ErrBusy] if sandboxes or snapshots of any project
-// need a build.
+// use a build.
 func unused(ctx context.Context, tx *store.Tx, build string) error {
 	var sandboxes, snapshots int
 	id := SandboxID(build)
@@ -360,9 +361,9 @@ func unused(ctx context.Context, tx *store.Tx, build string) error {
 	return nil
 }
 
-// Resolve returns what a name stands for to who: a template of the server, of who's
-// project, or a published one. Its error wraps [ErrNotFound] also if the template has no
-// finished build with the tag.
+// Resolve returns the template that a name refers to for who: one of the server, of who's
+// project, or a published one. Its error wraps [ErrNotFound] if there is none, or if the
+// template has no finished build with the tag.
 func (s *Service) Resolve(ctx context.Context, who auth.Principal, nameOrID string) (Resolved, error) {
 	n, err := parseName(nameOrID)
 	if err != nil {
@@ -392,8 +393,8 @@ func (s *Service) Resolve(ctx context.Context, who auth.Principal, nameOrID stri
 	return Resolved{ID: SandboxID(b.ID), Name: t.Names[0], Template: &t}, nil
 }
 
-// tagged returns the finished build of t that has a tag, or the UUID tag. An empty tag
-// means "default".
+// tagged returns the finished build of t with a tag, or with that ID. An empty tag means
+// "default".
 func tagged(ctx context.Context, tx *store.Tx, t Template, tag string) (Build, error) {
 	tag = or(tag, defaultTag)
 	bs, err := store.List(ctx, tx, scanBuild, `select `+buildColumns+` from template_build where template_id = $1 and state = $2
@@ -407,8 +408,8 @@ func tagged(ctx context.Context, tx *store.Tx, t Template, tag string) (Build, e
 	return bs[0], nil
 }
 
-// Spawned counts a sandbox that was started from the template with an ID of sandboxes. It
-// does nothing for the server's own templates.
+// Spawned counts a sandbox that was started from a build; id is the build's [SandboxID].
+// It does nothing for the server's own templates.
 func (s *Service) Spawned(ctx context.Context, id string) error {
 	build, ok := ParseSandboxID(id)
 	if !ok {

@@ -25,16 +25,16 @@ const (
 	imagesDir  = "images"
 	uploadsDir = "uploads"
 
-	// emptyDir is what sandboxes have below if the image cannot be used: templates of
-	// projects are never directories.
+	// emptyDir is the root directory of sandboxes if their image cannot be used: templates
+	// of projects are never directories.
 	emptyDir = "empty"
 )
 
 // Uploads are looked up by project and by the hash that the client computed. The server
-// cannot compute it: it is of the files, and not of the archive. A project that lies
-// about a hash only deceives itself.
+// cannot verify it: it is the hash of the files, not of the archive. A project that sends
+// a wrong hash harms only itself.
 
-// uploadPath returns where an archive of a project is, or an error for a malformed hash.
+// uploadPath returns the path of a project's archive, or an error for a malformed hash.
 func (s *Service) uploadPath(project, hash string) (string, error) {
 	hash = strings.ToLower(hash)
 	if !isHex(hash, 64) {
@@ -46,7 +46,7 @@ func (s *Service) uploadPath(project, hash string) (string, error) {
 	return filepath.Join(s.conf.Dir, uploadsDir, project, hash), nil
 }
 
-// ownTemplate returns an error unless the template is of who's project.
+// ownTemplate returns an error unless the template belongs to who's project.
 func (s *Service) ownTemplate(ctx context.Context, who auth.Principal, nameOrID string) error {
 	n, err := parseName(nameOrID)
 	if err != nil {
@@ -59,7 +59,7 @@ func (s *Service) ownTemplate(ctx context.Context, who auth.Principal, nameOrID 
 }
 
 // FilePresent reports whether an archive with the files of a COPY has been uploaded for
-// who's project. If so, it stays at least a day.
+// who's project. If so, the archive is kept for at least another day.
 func (s *Service) FilePresent(ctx context.Context, who auth.Principal, nameOrID, hash string) (bool, error) {
 	if err := mayManage(who); err != nil {
 		return false, err
@@ -82,9 +82,9 @@ func (s *Service) FilePresent(ctx context.Context, who auth.Principal, nameOrID,
 	return true, nil
 }
 
-// Upload stores an archive with the files of a COPY, size bytes of r. An archive of the
-// same hash is replaced. Its error wraps [ErrFull] if the archive or all archives of the
-// project are too large.
+// Upload reads an archive with the files of a COPY from r, size bytes, and stores it. It
+// replaces an archive with the same hash. Its error wraps [ErrFull] if the archive, or all
+// archives of the project together, are too large.
 func (s *Service) Upload(ctx context.Context, who auth.Principal, nameOrID, hash string, size int64, r io.Reader) (err error) {
 	if err := mayManage(who); err != nil {
 		return err
@@ -97,7 +97,7 @@ func (s *Service) Upload(ctx context.Context, who auth.Principal, nameOrID, hash
 	case size < 0:
 		return fmt.Errorf("%w: Content-Length: the size of the archive must be known", ErrInvalid)
 	case size > s.conf.MaxUploadMB<<20:
-		return fmt.Errorf("%w: the archive has %d bytes and may have %d MiB: copy fewer files", ErrFull, size, s.conf.MaxUploadMB)
+		return fmt.Errorf("%w: the archive has %d bytes, at most %d MiB are allowed: copy fewer files", ErrFull, size, s.conf.MaxUploadMB)
 	}
 	if err := s.ownTemplate(ctx, who, nameOrID); err != nil {
 		return fmt.Errorf("upload files: %w", err)
@@ -122,7 +122,7 @@ func (s *Service) Upload(ctx context.Context, who auth.Principal, nameOrID, hash
 	}()
 	n, err := io.Copy(f, io.LimitReader(r, size+1))
 	if err == nil && n != size {
-		err = fmt.Errorf("%w: the archive has other than %d bytes", ErrInvalid, size)
+		err = fmt.Errorf("%w: the archive does not have %d bytes", ErrInvalid, size)
 	}
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("upload files: %w", err)
@@ -138,9 +138,9 @@ func (s *Service) Upload(ctx context.Context, who auth.Principal, nameOrID, hash
 // uploadPrefix begins the names of archives that are being received.
 const uploadPrefix = "upload-"
 
-// reserve returns an error that wraps [ErrFull] unless a project may upload size bytes
-// more. The caller calls done when they are stored, or are not. Without it, a thousand
-// uploads at once would each find that there is room.
+// reserve returns an error that wraps [ErrFull] unless a project may upload size more
+// bytes. The caller calls done when the upload has ended, also after an error. Without the
+// reservation, a thousand uploads at once would each find enough space.
 func (s *Service) reserve(project, dir string, size int64) (done func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,7 +149,7 @@ func (s *Service) reserve(project, dir string, size int64) (done func(), err err
 		return nil, err
 	}
 	if used += s.uploading[project] + size; used > s.conf.MaxUploadsMB<<20 {
-		return nil, fmt.Errorf("%w: the project's archives would have %d MiB and may have %d: they are removed when nothing has used them for a while", ErrFull, used>>20, s.conf.MaxUploadsMB)
+		return nil, fmt.Errorf("%w: the project's archives would use %d MiB of the allowed %d: archives are removed when they have not been used for a while", ErrFull, used>>20, s.conf.MaxUploadsMB)
 	}
 	s.uploading[project] += size
 	return func() {
@@ -161,8 +161,8 @@ func (s *Service) reserve(project, dir string, size int64) (done func(), err err
 	}, nil
 }
 
-// publishOnce is publish for a name that is the digest of the content: what is there
-// already stays, since running sandboxes share its pages.
+// publishOnce is publish for a file whose name is the digest of its content. An existing
+// file stays, because running sandboxes share its pages.
 func publishOnce(from, to string) error {
 	now := time.Now()
 	if err := os.Chtimes(to, now, now); err == nil {
@@ -171,8 +171,7 @@ func publishOnce(from, to string) error {
 	return publish(from, to)
 }
 
-// publish renames a flushed file to its place, for good. What is there already is
-// replaced.
+// publish renames a synced file to its final name, durably. It replaces an existing file.
 func publish(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
@@ -209,14 +208,14 @@ func usage(dir string) (n int64, err error) {
 	return n, nil
 }
 
-// room returns an error that wraps [ErrFull] unless the disk can hold size bytes more.
+// room returns an error that wraps [ErrFull] unless the disk has space for size more bytes.
 func (s *Service) room(size int64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.conf.Dir, &st); err != nil {
 		return &fs.PathError{Op: "statfs", Path: s.conf.Dir, Err: err}
 	}
 	if free := int64(st.Bavail) * st.Bsize; free-size < s.conf.KeepFreeMB<<20 {
-		return fmt.Errorf("%w: the machine's disk has %d MiB free, and %d MiB must stay free beside %d MiB more", ErrFull, free>>20, s.conf.KeepFreeMB, size>>20)
+		return fmt.Errorf("%w: the server's disk has %d MiB free; %d MiB must stay free in addition to the %d MiB needed", ErrFull, free>>20, s.conf.KeepFreeMB, size>>20)
 	}
 	return nil
 }

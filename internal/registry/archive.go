@@ -24,9 +24,9 @@ const (
 	maxImages = 64      // in an archive
 )
 
-// Import takes the images of this machine's platform from an OCI layout directory, from
-// such a directory as a tar archive, or from a file of "docker save". Archives may be
-// compressed with gzip or zstd. Nothing is unpacked by the names in them.
+// Import imports the images for this machine's platform from an OCI layout (a directory or
+// a tar archive) or from a file of "docker save". Archives may be compressed with gzip or
+// zstd. The names in an archive are never used as paths of the host.
 func (p *Puller) Import(ctx context.Context, name string) ([]Image, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.conf.Timeout)
 	defer cancel()
@@ -42,8 +42,7 @@ func (p *Puller) Import(ctx context.Context, name string) ([]Image, error) {
 	return images, nil
 }
 
-// A source has the files of an archive or a directory. Names are slash-separated and
-// relative.
+// A source reads the files of an archive or a directory. Names are relative, with slashes.
 type source interface {
 	io.Closer
 
@@ -61,7 +60,7 @@ func (p *Puller) importFrom(ctx context.Context, src source) ([]Image, error) {
 	}
 	b, err := i.read("manifest.json", maxManifest)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: it has neither index.json, as OCI layouts have, nor manifest.json, as files of docker save have", ErrInvalid)
+		return nil, fmt.Errorf("%w: it is neither an OCI layout (with index.json) nor a file of docker save (with manifest.json)", ErrInvalid)
 	}
 	if err != nil {
 		return nil, err
@@ -102,16 +101,16 @@ func (i *importer) blob(d v1.Descriptor, limit int64) ([]byte, error) {
 		return nil, fmt.Errorf("%w: the blob %s is missing", ErrInvalid, d.Digest)
 	}
 	if err == nil && (hashOf(b) != d.Digest || int64(len(b)) != d.Size) {
-		return nil, fmt.Errorf("%w: the file of %s holds other bytes", ErrInvalid, d.Digest)
+		return nil, fmt.Errorf("%w: the file of %s does not match its digest", ErrInvalid, d.Digest)
 	}
 	return b, err
 }
 
-// blobName is where an OCI layout has a blob. The digest has been checked as it was
-// parsed: an algorithm and hex digits.
+// blobName returns the path of a blob in an OCI layout. The digest was validated when it
+// was parsed: an algorithm and hex digits.
 func blobName(d v1.Descriptor) string { return "blobs/" + d.Digest.Algorithm + "/" + d.Digest.Hex }
 
-// layout takes the images of an OCI layout, by the Image Specification's "Image Layout".
+// layout imports the images of an OCI layout: "Image Layout" of the Image Specification.
 func (i *importer) layout(ctx context.Context, index []byte) (out []Image, err error) {
 	if bytes.Count(index, []byte("{")) > maxParts {
 		return nil, fmt.Errorf("%w: index.json has more than %d parts", ErrInvalid, maxParts)
@@ -148,7 +147,7 @@ func (i *importer) layout(ctx context.Context, index []byte) (out []Image, err e
 	return out, nil
 }
 
-// descriptor takes the image that d leads to.
+// descriptor imports the image that d refers to.
 func (i *importer) descriptor(ctx context.Context, d v1.Descriptor) (Image, error) {
 	for range maxDepth {
 		if !d.MediaType.IsImage() && !d.MediaType.IsIndex() || !platform(d.Platform) {
@@ -185,7 +184,7 @@ func (i *importer) image(ctx context.Context, m *v1.Manifest, digest v1.Hash) (I
 	return i.take(ctx, m, c, digest, func(n int) string { return blobName(m.Layers[n]) })
 }
 
-// take keeps the layers of an image, whose files are named by name.
+// take imports the layers of an image. name returns the file of a layer.
 func (i *importer) take(ctx context.Context, m *v1.Manifest, c *configuration, digest v1.Hash, name func(int) string) (Image, error) {
 	img := Image{Digest: digest.String(), Env: c.Config.Env}
 	left := newBudget(i.p.conf.MaxBytes)
@@ -202,7 +201,7 @@ func (i *importer) take(ctx context.Context, m *v1.Manifest, c *configuration, d
 			return Image{}, fmt.Errorf("%w: layer %d has %d bytes, not %d", ErrInvalid, n+1, size, d.Size)
 		}
 		diff := c.RootFS.DiffIDs[n]
-		// Without origin: a pull that names this blob must get it from its registry.
+		// No origin: a pull of this blob must download it from its registry.
 		size, err = i.p.ingest(ctx, r, d, diff, left, "")
 		r.Close()
 		if err != nil {
@@ -213,8 +212,8 @@ func (i *importer) take(ctx context.Context, m *v1.Manifest, c *configuration, d
 	return img, nil
 }
 
-// saved takes the images of a file of "docker save", of any of its versions. They have
-// no manifest of the registry's kind: the digest is that of a manifest made here.
+// saved imports the images of a file of "docker save", of any version. Such a file has no
+// OCI manifests, so the digest of an image is that of a manifest made here.
 func (i *importer) saved(ctx context.Context, list []byte) (out []Image, err error) {
 	var x []struct {
 		Config   string
@@ -289,7 +288,7 @@ func (i *importer) describe(ctx context.Context, name string) (v1.Descriptor, er
 	return v1.Descriptor{MediaType: types.OCIUncompressedLayer, Size: size, Digest: v1.Hash{Algorithm: "sha256", Hex: hexSum(h)}}, nil
 }
 
-// source opens what Import was given.
+// source opens the file or directory of an import.
 func (p *Puller) source(ctx context.Context, name string) (source, error) {
 	info, err := os.Stat(name)
 	if err != nil {
@@ -320,11 +319,11 @@ func (p *Puller) source(ctx context.Context, name string) (source, error) {
 	return s, nil
 }
 
-// plain returns the archive in f without compression, in a file without a name. It
+// plain returns the decompressed archive of f, in a temporary file without a name. It
 // closes f unless it returns it.
 func (p *Puller) plain(ctx context.Context, f *os.File) (*os.File, error) {
 	magic := make([]byte, 4)
-	n, _ := f.ReadAt(magic, 0) // a shorter file is no archive, which the reader says
+	n, _ := f.ReadAt(magic, 0) // the tar reader rejects a shorter file
 	if !strings.HasPrefix(string(magic[:n]), "\x1f\x8b") && string(magic[:n]) != "\x28\xb5\x2f\xfd" {
 		return f, nil
 	}
@@ -338,7 +337,7 @@ func (p *Puller) plain(ctx context.Context, f *os.File) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("unpack: %w", err)
 	}
-	os.Remove(out.Name()) // nothing stays at a crash
+	os.Remove(out.Name()) // so that a crash leaves nothing
 	w := &sink{p: p, f: out, left: newBudget(p.conf.MaxBytes)}
 	if _, err := io.Copy(w, contextReader{ctx, r}); err != nil {
 		out.Close()
@@ -350,19 +349,19 @@ func (p *Puller) plain(ctx context.Context, f *os.File) (*os.File, error) {
 	return out, nil
 }
 
-// A dirSource is a directory. Links in it that lead out of it are refused by os.Root.
+// A dirSource is a directory. os.Root refuses links that lead out of it.
 type dirSource struct{ *os.Root }
 
 func (d dirSource) open(name string) (io.ReadCloser, int64, error) {
 	if !fs.ValidPath(name) {
-		return nil, 0, fmt.Errorf("%w: the name %s leads out of it", ErrInvalid, printable(name))
+		return nil, 0, fmt.Errorf("%w: the name %s leads out of the directory", ErrInvalid, printable(name))
 	}
 	info, err := d.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, 0, fmt.Errorf("%s: %w", printable(name), fs.ErrNotExist)
 	}
 	if err != nil || !info.Mode().IsRegular() {
-		return nil, 0, fmt.Errorf("%w: %s is not a file in it", ErrInvalid, printable(name))
+		return nil, 0, fmt.Errorf("%w: %s is not a file in the directory", ErrInvalid, printable(name))
 	}
 	f, err := d.Open(name)
 	if err != nil {
@@ -371,12 +370,12 @@ func (d dirSource) open(name string) (io.ReadCloser, int64, error) {
 	return f, info.Size(), nil
 }
 
-// A tarSource is a tar archive that is not compressed.
+// A tarSource is an uncompressed tar archive.
 type tarSource struct {
 	*os.File
 
 	files map[string]span
-	links map[string]string // symbolic links, which older versions of docker save write
+	links map[string]string // targets of links, which older versions of docker save write
 }
 
 type span struct{ offset, size int64 }
@@ -390,14 +389,14 @@ func newTarSource(f *os.File) (*tarSource, error) {
 	if err != nil {
 		return nil, fmt.Errorf("archive: %w", err)
 	}
-	// The reader has no buffer, so after Next the file is at the entry's contents.
+	// The reader is not buffered, so after Next the file is at the entry's contents.
 	for r := tar.NewReader(f); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return s, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w: it is no tar archive: %w", ErrInvalid, err)
+			return nil, fmt.Errorf("%w: it is not a tar archive: %w", ErrInvalid, err)
 		}
 		if len(s.files)+len(s.links) >= maxFiles {
 			return nil, fmt.Errorf("%w: it has more than %d files", ErrInvalid, maxFiles)
@@ -414,7 +413,7 @@ func newTarSource(f *os.File) (*tarSource, error) {
 		_, link := s.links[name]
 		switch {
 		case !fs.ValidPath(name) || len(name) > 4096:
-			return nil, fmt.Errorf("%w: the name %s is not a plain relative one", ErrInvalid, printable(h.Name))
+			return nil, fmt.Errorf("%w: %s is not a plain relative name", ErrInvalid, printable(h.Name))
 		case file || link:
 			return nil, fmt.Errorf("%w: %s is in it twice", ErrInvalid, printable(h.Name))
 		case h.Typeflag == tar.TypeSymlink:
@@ -425,7 +424,7 @@ func newTarSource(f *os.File) (*tarSource, error) {
 			continue
 		}
 		for k := range h.PAXRecords {
-			if strings.HasPrefix(k, "GNU.sparse") { // the bytes are not where they seem to be
+			if strings.HasPrefix(k, "GNU.sparse") { // the contents are stored in pieces
 				return nil, fmt.Errorf("%w: %s is stored as a sparse file", ErrInvalid, printable(h.Name))
 			}
 		}
@@ -441,7 +440,7 @@ func newTarSource(f *os.File) (*tarSource, error) {
 }
 
 func (s *tarSource) open(name string) (io.ReadCloser, int64, error) {
-	for range 8 { // links of links, and circles
+	for range 8 { // links may lead to links, or form a cycle
 		if f, ok := s.files[name]; ok {
 			return io.NopCloser(io.NewSectionReader(s.File, f.offset, f.size)), f.size, nil
 		}
@@ -451,5 +450,5 @@ func (s *tarSource) open(name string) (io.ReadCloser, int64, error) {
 		}
 		name = to
 	}
-	return nil, 0, fmt.Errorf("%w: %s is a circle of links", ErrInvalid, printable(name))
+	return nil, 0, fmt.Errorf("%w: %s is a cycle of links", ErrInvalid, printable(name))
 }

@@ -375,21 +375,21 @@ func TestHostileImagesAreRefused(t *testing.T) {
 			}
 			w.Write(bytes.Repeat([]byte("y"), len(good().Blobs[layer])))
 			return true
-		}, nil, "other bytes"},
+		}, nil, "do not match"},
 		{"fewer bytes", good(), func(w http.ResponseWriter, r *http.Request) bool {
 			if !blob(r, layer) {
 				return false
 			}
 			w.Write(good().Blobs[layer][:20])
 			return true
-		}, nil, "missing"},
+		}, nil, "ended early"},
 		{"more bytes", good(), func(w http.ResponseWriter, r *http.Request) bool {
 			if !blob(r, layer) {
 				return false
 			}
 			endless(w)
 			return true
-		}, nil, "more bytes"},
+		}, nil, "larger than the manifest"},
 		{"endless manifest", good(), func(w http.ResponseWriter, r *http.Request) bool {
 			if !strings.Contains(r.URL.Path, "/manifests/") {
 				return false
@@ -405,7 +405,7 @@ func TestHostileImagesAreRefused(t *testing.T) {
 		{"gzip bomb", bomb("gzip"), nil, tiny, "more than 1048576 bytes"},
 		{"zstd bomb", bomb("zstd"), nil, tiny, "more than 1048576 bytes"},
 		{"damaged", damaged, nil, nil, "damaged"},
-		{"lying configuration", lying, nil, nil, "does not hold the layer"},
+		{"lying configuration", lying, nil, nil, "does not contain the layer"},
 		{"a million layers", edit(t, good(), func(m map[string]any) {
 			l := make([]any, 1_000_000)
 			for i := range l {
@@ -424,13 +424,13 @@ func TestHostileImagesAreRefused(t *testing.T) {
 		{"foreign layer", edit(t, good(), func(m map[string]any) {
 			layerOf(m)["mediaType"] = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"
 		}), nil, nil, "not a tar archive"},
-		{"layer elsewhere", edit(t, good(), func(m map[string]any) { layerOf(m)["urls"] = []string{"https://127.0.0.1/"} }), nil, nil, "URLs elsewhere"},
+		{"layer elsewhere", edit(t, good(), func(m map[string]any) { layerOf(m)["urls"] = []string{"https://127.0.0.1/"} }), nil, nil, "external URLs"},
 		{"no size", edit(t, good(), func(m map[string]any) { layerOf(m)["size"] = -1 }), nil, nil, "size"},
 		{"digest that is a path", edit(t, good(), func(m map[string]any) { layerOf(m)["digest"] = "sha256:../../../../etc/passwd" }), nil, nil, "malformed"},
 		{"other digest algorithm", edit(t, good(), func(m map[string]any) { layerOf(m)["digest"] = "md5:d41d8cd98f00b204e9800998ecf8427e" }), nil, nil, "malformed"},
 		{"artifact", edit(t, good(), func(m map[string]any) {
 			m["config"].(map[string]any)["mediaType"] = "application/vnd.cncf.helm.config.v1+json"
-		}), nil, nil, "not of a container image"},
+		}), nil, nil, "not a container image"},
 		{"schema 1", edit(t, good(), func(m map[string]any) {
 			m["schemaVersion"], m["mediaType"] = 1, "application/vnd.docker.distribution.manifest.v1+json"
 		}), nil, nil, "obsolete"},

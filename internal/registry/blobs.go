@@ -26,35 +26,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Layers are in Dir:
+// Layers are stored in Dir:
 //
-//	tmp/                  what is being fetched; emptied by New
+//	tmp/                  temporary files; emptied by New
 //	blobs/sha256/ID.tar   a layer, uncompressed; ID is the hex of its DiffID
-//	blobs/sha256/ID.json  its record, written after it
+//	blobs/sha256/ID.json  the layer's record, written after it
 //
-// A layer without record does not count.
+// A layer without a record is ignored.
 
 func (p *Puller) tmp() string   { return filepath.Join(p.conf.Dir, "tmp") }
 func (p *Puller) blobs() string { return filepath.Join(p.conf.Dir, "blobs", "sha256") }
 
-// A record says what is known about a layer.
+// A record describes a stored layer.
 type record struct {
 	Size    int64    `json:"size"`    // bytes of the tar archive
-	Digests []string `json:"digests"` // of blobs that were found to hold it
-	Origins []string `json:"origins"` // HOST:PORT/REPOSITORY that gave it
+	Digests []string `json:"digests"` // blobs that contained the layer
+	Origins []string `json:"origins"` // HOST:PORT/REPOSITORY that sent the layer
 }
 
-// maxOrigins bounds a record. The oldest are dropped: then a layer is fetched once more.
+// maxOrigins bounds the lists of a record. The oldest entries are dropped. Then a layer
+// may be downloaded once more.
 const maxOrigins = 64
 
-// unused is how long a layer stays that nobody keeps, so that a pull's caller has time
-// to keep it.
+// unused is how long Prune spares an unused layer, so that a pull's caller has time to
+// start using it.
 const unused = time.Hour
 
-// layer returns the layer that the blob d holds, and whether it was here.
+// layer returns the layer in the blob d, and whether it was stored already.
 func (s *session) layer(ctx context.Context, d v1.Descriptor, diff v1.Hash, left *budget) (Layer, bool, error) {
-	// One registry's pulls wait for each other, not for those of another. The attack: a
-	// slow registry that offers the digest of a popular layer.
+	// Pulls wait only for pulls from the same registry. The attack: a slow registry that
+	// offers the digest of a popular layer.
 	release, err := s.p.busy.wait(ctx, s.at.address()+" "+d.Digest.String())
 	if err != nil {
 		return Layer{}, false, err
@@ -82,11 +83,11 @@ func (s *session) layer(ctx context.Context, d v1.Descriptor, diff v1.Hash, left
 	return l, false, err
 }
 
-// readable says whether a layer is here that this session's caller may read.
+// readable reports whether the layer is stored and this session's caller may read it.
 func (s *session) readable(ctx context.Context, d v1.Descriptor, diff v1.Hash) (int64, bool, error) {
 	r, ok := s.p.record(diff)
-	// The configuration pairs blobs with layers, and may lie. So the pair must have been
-	// seen when the blob was unpacked.
+	// The image's configuration may pair a blob with the wrong layer. So the pair must
+	// have been verified when the blob was decompressed.
 	if !ok || !slices.Contains(r.Digests, d.Digest.String()) {
 		return 0, false, nil
 	}
@@ -95,10 +96,10 @@ func (s *session) readable(ctx context.Context, d v1.Descriptor, diff v1.Hash) (
 		if !slices.ContainsFunc(r.Origins, func(o string) bool { return strings.HasPrefix(o, host) }) {
 			return 0, false, nil
 		}
-		// This registry has it, and says whether this repository has it too.
+		// Another repository of this registry has sent it. Ask whether this one has it.
 		res, err := s.get(ctx, http.MethodHead, "/v2/"+s.repo+"/blobs/"+d.Digest.String(), nil)
 		if err != nil {
-			return 0, false, nil //nolint:nilerr // then it is fetched, and that error tells
+			return 0, false, nil //nolint:nilerr // then it is downloaded, which returns the error
 		}
 		res.Body.Close()
 	}
@@ -107,7 +108,7 @@ func (s *session) readable(ctx context.Context, d v1.Descriptor, diff v1.Hash) (
 
 func (p *Puller) path(diff v1.Hash) string { return filepath.Join(p.blobs(), diff.Hex+".tar") }
 
-// record returns what is known about a layer that is here.
+// record returns the record of a stored layer.
 func (p *Puller) record(diff v1.Hash) (r record, ok bool) {
 	b, err := os.ReadFile(filepath.Join(p.blobs(), diff.Hex+".json"))
 	if err != nil || json.Unmarshal(b, &r) != nil {
@@ -156,7 +157,7 @@ func bytesWriter(b []byte) func(*os.File) error {
 	}
 }
 
-// place writes a file and gives it its name when it is whole and on the disk.
+// place writes a temporary file, syncs it and renames it to name.
 func (p *Puller) place(write func(*os.File) error, name string) error {
 	f, err := os.CreateTemp(p.tmp(), "")
 	if err != nil {
@@ -176,7 +177,8 @@ func (p *Puller) place(write func(*os.File) error, name string) error {
 	return nil
 }
 
-// ingest unpacks a blob, checks both digests and keeps the layer. Its caller closes r.
+// ingest decompresses a blob, verifies both digests and stores the layer. The caller
+// closes r.
 func (p *Puller) ingest(ctx context.Context, r io.Reader, d v1.Descriptor, diff v1.Hash, left *budget, origin string) (size int64, err error) {
 	blob := &counted{r: r, hash: sha256.New(), left: d.Size}
 	err = p.place(func(f *os.File) error {
@@ -197,7 +199,7 @@ func (p *Puller) ingest(ctx context.Context, r io.Reader, d v1.Descriptor, diff 
 		}()
 		size, err = io.Copy(io.MultiWriter(w, h), contextReader{ctx, tar})
 		if err == nil {
-			_, err = io.Copy(io.Discard, blob) // behind the compressed stream's end
+			_, err = io.Copy(io.Discard, blob) // bytes after the compressed stream
 		}
 		switch {
 		case w.err != nil:
@@ -209,9 +211,9 @@ func (p *Puller) ingest(ctx context.Context, r io.Reader, d v1.Descriptor, diff 
 		case err != nil:
 			return fmt.Errorf("%w: the blob %s is damaged: %w", ErrInvalid, d.Digest, err)
 		case hexSum(blob.hash) != d.Digest.Hex:
-			return fmt.Errorf("%w: the registry sent other bytes than %s", ErrInvalid, d.Digest)
+			return fmt.Errorf("%w: the registry sent bytes that do not match %s", ErrInvalid, d.Digest)
 		case hexSum(h) != diff.Hex:
-			return fmt.Errorf("%w: the blob %s does not hold the layer %s", ErrInvalid, d.Digest, diff)
+			return fmt.Errorf("%w: the blob %s does not contain the layer %s", ErrInvalid, d.Digest, diff)
 		}
 		return nil
 	}, p.path(diff))
@@ -221,24 +223,24 @@ func (p *Puller) ingest(ctx context.Context, r io.Reader, d v1.Descriptor, diff 
 	return size, p.note(diff, size, d.Digest.String(), origin)
 }
 
-// errTransfer means that a blob did not arrive.
+// errTransfer means that the transfer of a blob failed.
 var errTransfer = errors.New("transfer")
 
 func hexSum(h hash.Hash) string { return hex.EncodeToString(h.Sum(nil)) }
 
-// counted reads left bytes and hashes them. More bytes are an error: the attack is a
-// body without end.
+// counted reads left bytes and hashes them. More bytes are an error. The attack: a body
+// without end.
 type counted struct {
 	r    io.Reader
 	hash hash.Hash
 	left int64
-	err  error // of the reader, other than its end
+	err  error // of r, other than io.EOF
 }
 
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	if int64(n) > c.left {
-		n, err = 0, fmt.Errorf("%w: more bytes came than the manifest says", ErrInvalid)
+		n, err = 0, fmt.Errorf("%w: the blob is larger than the manifest says", ErrInvalid)
 	}
 	c.left -= int64(n)
 	c.hash.Write(p[:n])
@@ -251,9 +253,8 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// uncompressed returns the tar archive in a blob. What it is compressed with is told by
-// its first bytes, since registries' media types are often wrong. Both digests are
-// checked afterwards.
+// uncompressed returns the tar archive in a blob. It detects the compression from the first
+// bytes, because registries' media types are often wrong. The caller verifies both digests.
 func uncompressed(r *bufio.Reader) (io.ReadCloser, error) {
 	magic, err := r.Peek(4)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -267,7 +268,7 @@ func uncompressed(r *bufio.Reader) (io.ReadCloser, error) {
 		}
 		return z, nil
 	case string(magic) == "\x28\xb5\x2f\xfd":
-		// The attack: frames that ask for a large window in memory, in several layers.
+		// The attack: frames that declare a large window, in several layers at once.
 		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(32<<20), zstd.WithDecoderLowmem(true))
 		if err != nil {
 			return nil, fmt.Errorf("%w: it is damaged: %w", ErrInvalid, err)
@@ -277,7 +278,7 @@ func uncompressed(r *bufio.Reader) (io.ReadCloser, error) {
 	return io.NopCloser(r), nil
 }
 
-// A contextReader ends with its context, also while it unpacks what has come.
+// A contextReader fails when its context ends, also while it decompresses buffered bytes.
 type contextReader struct {
 	ctx context.Context
 	r   io.Reader
@@ -290,7 +291,7 @@ func (c contextReader) Read(p []byte) (int, error) {
 	return c.r.Read(p) //nolint:wrapcheck // a reader's
 }
 
-// A budget is how many bytes an image's layers may still have.
+// A budget is the number of bytes that is left for an image's layers.
 type budget struct {
 	left  atomic.Int64
 	limit int64
@@ -304,7 +305,7 @@ func newBudget(n int64) *budget {
 
 func (b *budget) take(n int64) error {
 	if b.left.Add(-n) < 0 {
-		return fmt.Errorf("%w: its layers have more than %d bytes uncompressed", ErrInvalid, b.limit)
+		return fmt.Errorf("%w: its layers have more than %d bytes when uncompressed", ErrInvalid, b.limit)
 	}
 	return nil
 }
@@ -317,7 +318,7 @@ type sink struct {
 	f       *os.File
 	left    *budget
 	taken   int64
-	checked int64 // what was written when the disk was looked at
+	checked int64 // value of taken at the last check of the disk
 	err     error
 }
 
@@ -341,8 +342,8 @@ func (w *sink) Write(b []byte) (n int, err error) {
 	return n, err
 }
 
-// Prune removes the layers whose DiffIDs keep does not report and that no pull has used
-// within the last hour. It returns the DiffIDs of what it removed.
+// Prune removes the layers for whose DiffIDs keep returns false, unless a pull has used
+// them within the last hour. It returns the DiffIDs of the removed layers.
 func (p *Puller) Prune(keep func(diffID string) bool) ([]string, error) {
 	entries, err := os.ReadDir(p.blobs())
 	if err != nil {
@@ -369,7 +370,7 @@ func (p *Puller) Prune(keep func(diffID string) bool) ([]string, error) {
 }
 
 func (p *Puller) prune(hexID string) (bool, error) {
-	p.mu.Lock() // no pull marks it as used meanwhile
+	p.mu.Lock() // keep pulls from using the layer meanwhile
 	defer p.mu.Unlock()
 	tar := filepath.Join(p.blobs(), hexID+".tar")
 	info, err := os.Stat(tar)
@@ -379,7 +380,7 @@ func (p *Puller) prune(hexID string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("prune layers: %w", err)
 	}
-	// The record first: without it the layer does not count.
+	// The record first: a layer without one is ignored.
 	if err := os.Remove(filepath.Join(p.blobs(), hexID+".json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, fmt.Errorf("prune layers: %w", err)
 	}
@@ -389,14 +390,13 @@ func (p *Puller) prune(hexID string) (bool, error) {
 	return true, nil
 }
 
-// busy lets one caller at a time do what has a name. The zero value is ready for use.
+// busy is a set of locks with names. The zero value is ready for use.
 type busy struct {
 	mu   sync.Mutex
 	done map[string]chan struct{}
 }
 
-// wait returns when nobody else does what key names. The caller calls release when he
-// has done it.
+// wait acquires the lock of key. The caller calls release.
 func (b *busy) wait(ctx context.Context, key string) (release func(), err error) {
 	for {
 		b.mu.Lock()

@@ -23,13 +23,13 @@ import (
 
 const (
 	maxRedirects = 5
-	maxToken     = 64 << 10 // bytes of a token server's answer
+	maxToken     = 64 << 10 // bytes of a token server's response
 	attempts     = 3
-	stall        = time.Minute      // without a byte, after which a transfer ends
-	maxPause     = 30 * time.Second // that a registry can ask for before the next attempt
+	stall        = time.Minute      // a transfer ends after this time without a byte
+	maxPause     = 30 * time.Second // longest Retry-After that is respected
 )
 
-// A session is one pull's conversation with its registry.
+// A session is the conversation of one pull with its registry.
 type session struct {
 	p      *Puller
 	ref    name.Reference
@@ -37,8 +37,8 @@ type session struct {
 	repo   string
 	mirror bool
 	// trusted means that the operator has named the registry. Only then may its
-	// redirects and token servers be at other hosts that he named. The attack: a
-	// caller's own registry names an allowed one inside as its token server.
+	// redirects and token servers lead to other hosts that the operator has named. The
+	// attack: a caller's own registry names an internal host as its token server.
 	trusted bool
 	cred    credential
 
@@ -46,7 +46,7 @@ type session struct {
 	auth string // the Authorization header field for at; empty means none
 }
 
-// session begins a conversation. It connects to nothing.
+// session returns a new session. It does not connect yet.
 func (p *Puller) session(ref string, c Credentials) (*session, error) {
 	r, err := parse(ref)
 	if err != nil {
@@ -71,10 +71,10 @@ func (p *Puller) session(ref string, c Credentials) (*session, error) {
 	return s, nil
 }
 
-// where names the repository for a person.
+// where describes the repository for messages.
 func (s *session) where() string {
 	if s.mirror {
-		return s.ref.Context().Name() + " by the mirror " + s.at.address()
+		return s.ref.Context().Name() + " through the mirror " + s.at.address()
 	}
 	return s.ref.Context().Name()
 }
@@ -87,7 +87,7 @@ func (s *session) client(e endpoint) (*http.Client, error) {
 	scheme, ok := s.p.hosts[e.address()]
 	ok = ok && s.trusted
 	if e.scheme == "http" && (!ok || scheme != "http") {
-		return nil, fmt.Errorf("%w: http://%s: registries are asked by https (the operator can allow a host with --registry-allow=http://HOST:PORT)", ErrInvalid, e.address())
+		return nil, fmt.Errorf("%w: http://%s: registries must use https (the operator can allow a host without it: --registry-allow=http://HOST:PORT)", ErrInvalid, e.address())
 	}
 	if ok {
 		return s.p.allowed, nil
@@ -95,7 +95,7 @@ func (s *session) client(e endpoint) (*http.Client, error) {
 	return s.p.public, nil
 }
 
-// An answer is what a registry answers with a status other than success.
+// An answer is the error of a response whose status is not success.
 type answer struct {
 	host, status string
 	code         int
@@ -117,7 +117,7 @@ func (a *answer) Unwrap() error {
 	return ErrUnreachable
 }
 
-// passing says whether another attempt may succeed.
+// passing reports whether another attempt may succeed.
 func passing(err error) bool {
 	if a, ok := errors.AsType[*answer](err); ok {
 		return a.code == http.StatusTooManyRequests || a.code >= 500
@@ -125,11 +125,11 @@ func passing(err error) bool {
 	return !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrFull) && !errors.Is(err, publicnet.ErrRefused)
 }
 
-// refuse makes the answer of a response that is no success, and closes it.
+// refuse returns the error of a response whose status is not success, and closes it.
 func (s *session) refuse(res *http.Response) error {
 	defer res.Body.Close()
 	a := &answer{host: res.Request.URL.Host, code: res.StatusCode, status: strconv.Itoa(res.StatusCode) + " " + http.StatusText(res.StatusCode)}
-	b, _ := io.ReadAll(io.LimitReader(res.Body, 16<<10)) // best effort: it only explains
+	b, _ := io.ReadAll(io.LimitReader(res.Body, 16<<10)) // best effort: it only adds detail
 	var body struct {
 		Errors []struct {
 			Code string `json:"code"`
@@ -140,14 +140,14 @@ func (s *session) refuse(res *http.Response) error {
 	}
 	switch {
 	case a.code == http.StatusUnauthorized || a.code == http.StatusForbidden:
-		a.hint = "check the image's name, or give credentials of this registry"
+		a.hint = "check the image's name, or give credentials for this registry"
 		if s.cred.set() {
-			a.hint = "check the credentials, and that they may pull this image"
+			a.hint = "check the credentials and their permission to pull this image"
 		}
 	case a.code == http.StatusNotFound:
 		a.hint = "check the image's name and tag"
 	case a.code == http.StatusTooManyRequests:
-		a.hint = "try later, give credentials of this registry, or let the operator set a mirror (--registry-mirror)"
+		a.hint = "try again later, give credentials for this registry, or ask the operator for a mirror (--registry-mirror)"
 	case a.code >= 500:
 		a.hint = "try again later"
 	default:
@@ -178,8 +178,8 @@ func (s *session) again(ctx context.Context, f func() error) error {
 	}
 }
 
-// get asks the registry for a path. The response's status is 200. Its body ends with an
-// error if no byte comes for a minute.
+// get requests a path of the registry. The response's status is 200. Reading its body
+// fails if no byte arrives for a minute.
 func (s *session) get(ctx context.Context, method, path string, accept []string) (*http.Response, error) {
 	for first := true; ; first = false {
 		res, err := s.follow(ctx, method, s.at.url(path), accept)
@@ -218,19 +218,19 @@ func (s *session) follow(ctx context.Context, method string, u *url.URL, accept 
 		res.Body.Close()
 		next, err := u.Parse(res.Header.Get("Location"))
 		if err != nil {
-			return nil, fmt.Errorf("%w: %s redirects to what is no URL", ErrInvalid, u.Host)
+			return nil, fmt.Errorf("%w: %s redirects to a malformed URL", ErrInvalid, u.Host)
 		}
 		u = next
 	}
 	return nil, fmt.Errorf("%w: %s redirects more than %d times", ErrInvalid, s.at.address(), maxRedirects)
 }
 
-// send sends one request. It carries the Authorization only to the registry itself. The
-// attack: a registry redirects to a host of somebody else, who reads the token.
+// send sends one request. Only requests to the registry itself have the Authorization
+// header. The attack: a registry redirects to another host, which reads the token.
 func (s *session) send(ctx context.Context, method string, u *url.URL, accept []string) (*http.Response, error) {
 	e, err := endpointOf(u)
 	if err != nil {
-		return nil, fmt.Errorf("%w: the registry %s names another URL: %w", ErrInvalid, s.at.address(), err)
+		return nil, fmt.Errorf("%w: the registry %s redirects: the URL %w", ErrInvalid, s.at.address(), err)
 	}
 	client, err := s.client(e)
 	if err != nil {
@@ -263,7 +263,7 @@ func (s *session) send(ctx context.Context, method string, u *url.URL, accept []
 	return res, nil
 }
 
-// unreachable is the error of a host that cannot be reached.
+// unreachable returns the error of a host that cannot be reached.
 func (s *session) unreachable(e endpoint, err error) error {
 	why := "the connection failed; try again later"
 	var name *net.DNSError
@@ -271,24 +271,23 @@ func (s *session) unreachable(e endpoint, err error) error {
 	var errno syscall.Errno
 	switch {
 	case errors.Is(err, publicnet.ErrRefused):
-		why = "its address is not a public one; the operator can allow the host with --registry-allow"
+		why = "its address is not public; the operator can allow the host with --registry-allow"
 	case errors.As(err, &name):
-		why = "its name is not found"
+		why = "the host was not found"
 	case errors.As(err, &cert):
-		why = "its certificate is not valid for it, or is by an authority that this server does not trust"
+		why = "its certificate is not valid for the host, or is not signed by an authority that this server trusts"
 	case errors.Is(err, context.DeadlineExceeded):
 		why = "it did not answer in time"
 	case errors.As(err, &errno):
 		why = errno.Error()
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		why = "its answer ended early; bytes are missing"
+		why = "its response ended early"
 	}
 	return &unreachableError{e.address() + ": " + why, err}
 }
 
 // An unreachableError is the error of a host that cannot be reached. Its text does not
-// quote the cause: that has addresses that names inside resolve to, and URLs with a
-// CDN's signature.
+// quote the cause, which may contain internal addresses or the signed URL of a CDN.
 type unreachableError struct {
 	text  string
 	cause error
@@ -297,8 +296,8 @@ type unreachableError struct {
 func (u *unreachableError) Error() string   { return ErrUnreachable.Error() + ": " + u.text }
 func (u *unreachableError) Unwrap() []error { return []error{ErrUnreachable, u.cause} }
 
-// A body is a response's body that ends when nothing comes. The attack: a registry that
-// sends one byte in a while holds a build for ever.
+// A body is a response's body whose transfer is canceled when it stalls. The attack: a
+// registry that stops sending holds a build forever.
 type body struct {
 	io.ReadCloser
 
@@ -325,8 +324,8 @@ func (b *body) Close() error {
 	return err
 }
 
-// authorize does what a registry's challenges ask for. It reports false if they want
-// credentials and there are none.
+// authorize answers a registry's challenges. It reports false if they require credentials
+// and there are none.
 func (s *session) authorize(ctx context.Context, fields []string) (bool, error) {
 	cs := parseChallenges(fields)
 	user, password, err := s.cred.basic(ctx, s)
@@ -358,19 +357,19 @@ func (s *session) setAuth(v string) {
 	s.auth = v
 }
 
-// token asks a token server for a token, by the Distribution project's "Token
-// Authentication Specification".
+// token gets a token from a token server: "Token Authentication Specification" of the
+// Distribution project.
 func (s *session) token(ctx context.Context, params map[string]string, user, password string) (string, error) {
 	u, err := url.Parse(params["realm"])
 	if err != nil || params["realm"] == "" {
-		return "", fmt.Errorf("%w: the registry %s names no URL of a token server", ErrInvalid, s.at.address())
+		return "", fmt.Errorf("%w: the registry %s does not name the URL of its token server", ErrInvalid, s.at.address())
 	}
 	e, err := endpointOf(u)
 	if err != nil {
-		return "", fmt.Errorf("%w: the token server of %s: its URL %w", ErrInvalid, s.at.address(), err)
+		return "", fmt.Errorf("%w: the token server of %s: the URL %w", ErrInvalid, s.at.address(), err)
 	}
 	if s.cred.own && e.address() != s.at.address() {
-		return "", fmt.Errorf("%w: %s names a token server at another host, to which credentials of a cloud are not sent", ErrInvalid, s.at.address())
+		return "", fmt.Errorf("%w: %s names a token server on another host; AWS and GCP credentials are not sent there", ErrInvalid, s.at.address())
 	}
 	client, err := s.client(e)
 	if err != nil {
@@ -414,7 +413,7 @@ func (s *session) token(ctx context.Context, params map[string]string, user, pas
 	}
 	// The error must not quote what the server sent: it may be a token.
 	if err != nil || t.Token == "" || strings.ContainsFunc(t.Token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return "", fmt.Errorf("%w: the token server %s answers without a token", ErrInvalid, e.address())
+		return "", fmt.Errorf("%w: the token server %s returned no token", ErrInvalid, e.address())
 	}
 	return t.Token, nil
 }

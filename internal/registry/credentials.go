@@ -18,16 +18,16 @@ import (
 
 const maxCredential = 16 << 10 // bytes; a service account's key has about 2400
 
-// A credential is what a pull proves its rights with. The zero value is none.
+// A credential authenticates a pull. The zero value is no credential.
 type credential struct {
 	user, password string
 	aws            *awsKey
-	own            bool // a cloud's: only for the registry's own host
+	own            bool // of a cloud: sent to the registry's own host only
 }
 
 func (c credential) set() bool { return c.user != "" || c.password != "" || c.aws != nil }
 
-// An awsKey asks Amazon ECR for a password.
+// An awsKey is an access key that gets a password from Amazon ECR.
 type awsKey struct {
 	id, secret, region, suffix string
 	fips                       bool
@@ -40,8 +40,9 @@ var (
 	awsID     = regexp.MustCompile(`^[A-Za-z0-9]{16,128}$`)
 )
 
-// newCredential checks credentials for the registry at e. Those of a cloud are for the
-// cloud's registries alone. The attack: an image's name that sends a key elsewhere.
+// newCredential validates credentials for the registry at e. A cloud's credentials are
+// accepted for the cloud's registries only. The attack: an image's name sends a key to
+// another host.
 func newCredential(c Credentials, e endpoint) (credential, error) {
 	aws := c.AWSKeyID != "" || c.AWSSecret != "" || c.AWSRegion != ""
 	basic := c.Username != "" || c.Password != ""
@@ -63,7 +64,7 @@ func newCredential(c Credentials, e endpoint) (credential, error) {
 		return credential{}, errors.New("give one kind: user name and password, AWS or GCP")
 	case basic:
 		if strings.Contains(c.Username, ":") || strings.ContainsFunc(c.Username+c.Password, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-			return credential{}, errors.New("a user name must hold no colon, and neither it nor the password a control character")
+			return credential{}, errors.New("the user name must not have a colon, and neither it nor the password may have control characters")
 		}
 		return credential{user: c.Username, password: c.Password}, nil
 	case aws:
@@ -92,13 +93,13 @@ func newAWSKey(c Credentials, e endpoint) (credential, error) {
 		return credential{}, fmt.Errorf("%s is not a registry of Amazon ECR: ACCOUNT.dkr.ecr.REGION.amazonaws.com", e.host)
 	}
 	if m[2] != c.AWSRegion {
-		return credential{}, fmt.Errorf("AWS: the region is %s, and the registry is in %s", c.AWSRegion, m[2])
+		return credential{}, fmt.Errorf("AWS: the region is %s, but the registry is in %s", c.AWSRegion, m[2])
 	}
 	return credential{aws: &awsKey{id: c.AWSKeyID, secret: c.AWSSecret, region: c.AWSRegion, suffix: m[3], fips: m[1] != ""}, own: true}, nil
 }
 
-// basic returns user name and password for the registry, which are empty if there are
-// none.
+// basic returns the user name and password for the registry. Both are empty if there are
+// no credentials.
 func (c credential) basic(ctx context.Context, s *session) (user, password string, err error) {
 	if c.aws == nil {
 		return c.user, c.password, nil
@@ -110,7 +111,7 @@ func basicAuth(user, password string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
 }
 
-// ecrURL returns the URL of Amazon ECR's API, as its list of endpoints has it.
+// ecrURL returns the URL of Amazon ECR's API, from its list of endpoints.
 func ecrURL(region, suffix string, fips bool) string {
 	if fips {
 		return "https://ecr-fips." + region + "." + suffix + "/"
@@ -118,8 +119,7 @@ func ecrURL(region, suffix string, fips bool) string {
 	return "https://api.ecr." + region + "." + suffix + "/"
 }
 
-// login asks Amazon ECR for a password (GetAuthorizationToken), which is valid for 12
-// hours.
+// login gets a password from Amazon ECR (GetAuthorizationToken). It is valid for 12 hours.
 func (k *awsKey) login(ctx context.Context, s *session) (user, password string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stall)
 	defer cancel()
@@ -141,7 +141,7 @@ func (k *awsKey) login(ctx context.Context, s *session) (user, password string, 
 		return "", "", fmt.Errorf("amazon ecr: %w", err)
 	}
 	if res.StatusCode != http.StatusOK {
-		return "", "", fmt.Errorf("%w: amazon ecr in %s answered %d %s to GetAuthorizationToken: check the access key and its rights", ErrDenied, k.region, res.StatusCode, http.StatusText(res.StatusCode))
+		return "", "", fmt.Errorf("%w: amazon ecr in %s answered %d %s to GetAuthorizationToken: check the access key and its permissions", ErrDenied, k.region, res.StatusCode, http.StatusText(res.StatusCode))
 	}
 	var out struct {
 		Data []struct {
@@ -149,18 +149,18 @@ func (k *awsKey) login(ctx context.Context, s *session) (user, password string, 
 		} `json:"authorizationData"`
 	}
 	if json.Unmarshal(b, &out) != nil || len(out.Data) == 0 {
-		return "", "", fmt.Errorf("%w: amazon ecr in %s answers without a token", ErrInvalid, k.region)
+		return "", "", fmt.Errorf("%w: amazon ecr in %s returned no token", ErrInvalid, k.region)
 	}
 	pair, err := base64.StdEncoding.DecodeString(out.Data[0].Token)
 	user, password, ok := strings.Cut(string(pair), ":")
 	if err != nil || !ok { // the error would quote the token
-		return "", "", fmt.Errorf("%w: amazon ecr in %s answers with a malformed token", ErrInvalid, k.region)
+		return "", "", fmt.Errorf("%w: amazon ecr in %s returned a malformed token", ErrInvalid, k.region)
 	}
 	return user, password, nil
 }
 
-// signV4 signs a request without query by AWS Signature Version 4, "Create a signed AWS
-// API request". All its header fields and Host are signed.
+// signV4 signs a request without a query: AWS Signature Version 4, "Create a signed AWS API
+// request". It signs the content type, the host and the X-Amz fields that are set.
 func signV4(req *http.Request, payload []byte, id, secret, region, service string, now time.Time) {
 	date := now.UTC().Format("20060102T150405Z")
 	req.Header.Set("X-Amz-Date", date)
@@ -200,14 +200,14 @@ func mac(key []byte, s string) []byte {
 	return h.Sum(nil)
 }
 
-// A challenge is one of the WWW-Authenticate fields of RFC 9110, section 11.6.1.
+// A challenge is one challenge of a WWW-Authenticate field: RFC 9110, section 11.6.1.
 type challenge struct {
 	scheme string            // lower case
-	params map[string]string // by names in lower case
+	params map[string]string // by name in lower case
 }
 
-// parseChallenges reads WWW-Authenticate fields, each of which may hold several
-// challenges. It leaves out what it cannot read.
+// parseChallenges parses WWW-Authenticate fields, each of which may have several
+// challenges. It skips malformed ones.
 func parseChallenges(fields []string) (out []challenge) {
 	for _, f := range fields {
 		if len(f) > 8<<10 || len(out) >= 8 {
@@ -235,7 +235,7 @@ func parseChallenges(fields []string) (out []challenge) {
 // skip removes white space and commas from the beginning.
 func skip(s string) string { return strings.TrimLeft(s, " \t,") }
 
-// token splits s behind its first word.
+// token splits s after its first word.
 func token(s string) (word, rest string) {
 	i := strings.IndexAny(s, " \t,=\"")
 	if i < 0 {
@@ -268,5 +268,5 @@ func value(s string) (v, rest string, ok bool) {
 			b.WriteByte(s[i])
 		}
 	}
-	return "", "", true // without its end: nothing that can be used
+	return "", "", true // the closing quote is missing
 }

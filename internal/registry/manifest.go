@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// manifestTypes are what a registry is asked for.
+// manifestTypes are the media types that requests accept.
 var manifestTypes = []string{
 	string(types.OCIImageIndex), string(types.DockerManifestList), string(types.OCIManifestSchema1), string(types.DockerManifestSchema2),
 }
@@ -26,8 +26,8 @@ var manifestTypes = []string{
 // maxParts bounds the objects and members in a manifest. Large indexes have some 1000.
 const maxParts = 50_000
 
-// maxDepth is how many indexes may lead to a manifest: an index of indexes is allowed by
-// the Image Specification. More could go round in a circle.
+// maxDepth bounds the chain of indexes that leads to a manifest. The Image Specification
+// allows an index of indexes. A longer chain could be a cycle.
 const maxDepth = 3
 
 // manifest fetches the manifest for this machine's platform.
@@ -53,7 +53,7 @@ func (s *session) manifest(ctx context.Context) (*v1.Manifest, v1.Hash, error) {
 		}
 		digest := hashOf(b)
 		if want != nil && (digest != want.Digest || want.Size >= 0 && int64(len(b)) != want.Size) {
-			return nil, v1.Hash{}, fmt.Errorf("%w: the registry %s sent another manifest than %s", ErrInvalid, s.at.address(), want.Digest)
+			return nil, v1.Hash{}, fmt.Errorf("%w: the registry %s sent a manifest that does not match %s", ErrInvalid, s.at.address(), want.Digest)
 		}
 		m, next, err := parseManifest(b, kind)
 		if err != nil || m != nil {
@@ -77,7 +77,7 @@ func (s *session) fetchManifest(ctx context.Context, id string) ([]byte, string,
 	if len(b) > maxManifest {
 		return nil, "", fmt.Errorf("%w: the manifest is larger than %d bytes", ErrInvalid, maxManifest)
 	}
-	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type")) // the manifest may tell its type itself
+	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type")) // the manifest may name its type itself
 	return b, kind, nil
 }
 
@@ -86,8 +86,8 @@ func hashOf(b []byte) v1.Hash {
 	return v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum[:])}
 }
 
-// parseManifest reads a manifest, or an index and returns the descriptor that leads on.
-// kind is the media type that came with it, and may be empty.
+// parseManifest parses a manifest, or an index. For an index it returns the descriptor of
+// the manifest to fetch next. kind is the media type of the response, and may be empty.
 func parseManifest(b []byte, kind string) (*v1.Manifest, *v1.Descriptor, error) {
 	// The attack: four megabytes of "{}" become a hundred times as much in memory.
 	if n := bytes.Count(b, []byte("{")) + bytes.Count(b, []byte(":")); n > maxParts {
@@ -119,15 +119,15 @@ func parseManifest(b []byte, kind string) (*v1.Manifest, *v1.Descriptor, error) 
 		}
 	}
 	if m.SchemaVersion == 1 {
-		return nil, nil, fmt.Errorf("%w: its manifest has Docker's schema 1, which is obsolete: push the image anew with a current program", ErrInvalid)
+		return nil, nil, fmt.Errorf("%w: its manifest has Docker's obsolete schema 1: push the image again with a current tool", ErrInvalid)
 	}
-	return nil, nil, fmt.Errorf("%w: its manifest is of type %q, not of a container image", ErrInvalid, printable(kind))
+	return nil, nil, fmt.Errorf("%w: its manifest has the type %q, which is not a container image's", ErrInvalid, printable(kind))
 }
 
-// errPlatform means that an image is for other machines.
-var errPlatform = fmt.Errorf("%w: there is none for linux/%s", ErrInvalid, runtime.GOARCH)
+// errPlatform means that an image is for other platforms only.
+var errPlatform = fmt.Errorf("%w: it does not support linux/%s", ErrInvalid, runtime.GOARCH)
 
-// choose returns the manifest or index of this machine's platform.
+// choose returns the manifest or index for this machine's platform.
 func choose(ds []v1.Descriptor) (*v1.Descriptor, error) {
 	var have []string
 	for i, d := range ds {
@@ -141,17 +141,16 @@ func choose(ds []v1.Descriptor) (*v1.Descriptor, error) {
 			have = append(have, printable(d.Platform.String()))
 		}
 	}
-	return nil, fmt.Errorf("%w: only for: %s", errPlatform, strings.Join(have, ", "))
+	return nil, fmt.Errorf("%w: it is for %s", errPlatform, strings.Join(have, ", "))
 }
 
-// checkLayers checks what a manifest says about its layers and returns how many bytes
-// they have as they are sent.
+// checkLayers validates the layers in a manifest and returns their compressed size.
 func checkLayers(m *v1.Manifest, c Config) (int64, error) {
 	if len(m.Layers) > c.MaxLayers {
-		return 0, fmt.Errorf("%w: it has %d layers, more than %d", ErrInvalid, len(m.Layers), c.MaxLayers)
+		return 0, fmt.Errorf("%w: it has %d layers, at most %d are allowed", ErrInvalid, len(m.Layers), c.MaxLayers)
 	}
 	if t := m.Config.MediaType; t != types.OCIConfigJSON && t != types.DockerConfigJSON {
-		return 0, fmt.Errorf("%w: its configuration is of type %q, not of a container image", ErrInvalid, printable(string(t)))
+		return 0, fmt.Errorf("%w: its configuration has the type %q, which is not a container image's", ErrInvalid, printable(string(t)))
 	}
 	if m.Config.Size <= 0 || m.Config.Size > maxConfig {
 		return 0, fmt.Errorf("%w: its configuration has %d bytes, not 1 to %d", ErrInvalid, m.Config.Size, maxConfig)
@@ -161,11 +160,11 @@ func checkLayers(m *v1.Manifest, c Config) (int64, error) {
 		switch l.MediaType {
 		case types.OCILayer, types.OCILayerZStd, types.OCIUncompressedLayer, types.DockerLayer, types.DockerUncompressedLayer, "application/vnd.docker.image.rootfs.diff.tar.zstd":
 		default:
-			// Foreign layers too: their URLs are hosts that the image's author chooses.
-			return 0, fmt.Errorf("%w: layer %d is of type %q, not a tar archive", ErrInvalid, i+1, printable(string(l.MediaType)))
+			// Foreign layers too: the image's author chooses the hosts of their URLs.
+			return 0, fmt.Errorf("%w: layer %d has the type %q, which is not a tar archive", ErrInvalid, i+1, printable(string(l.MediaType)))
 		}
 		if len(l.URLs) > 0 {
-			return 0, fmt.Errorf("%w: layer %d is to be fetched from URLs elsewhere, which is not done: push the image with its layers", ErrInvalid, i+1)
+			return 0, fmt.Errorf("%w: layer %d has external URLs, which are not supported: push the image with its layers", ErrInvalid, i+1)
 		}
 		if l.Digest.Hex == "" || l.Size <= 0 || l.Size > c.MaxCompressed {
 			return 0, fmt.Errorf("%w: layer %d has no digest or a size that is not 1 to %d bytes", ErrInvalid, i+1, c.MaxCompressed)
@@ -182,8 +181,8 @@ const (
 	maxEnvBytes = 256 << 10 // of all variables
 )
 
-// A configuration is what is used of an image's configuration. The rest, such as its
-// history, is not even parsed.
+// A configuration has the parts of an image's configuration that are used. The rest, such
+// as the history, is not parsed.
 type configuration struct {
 	OS           string `json:"os"`
 	Architecture string `json:"architecture"`
@@ -209,7 +208,7 @@ func parseConfig(b []byte, m *v1.Manifest) (*configuration, error) {
 	}
 	for _, h := range c.RootFS.DiffIDs {
 		if h.Algorithm != "sha256" || len(h.Hex) != 64 {
-			return nil, fmt.Errorf("%w: its configuration has a layer without digest", ErrInvalid)
+			return nil, fmt.Errorf("%w: its configuration has a layer without a digest", ErrInvalid)
 		}
 	}
 	sum := 0
@@ -238,7 +237,7 @@ func (s *session) small(ctx context.Context, d v1.Descriptor, limit int64) (b []
 			return s.unreachable(s.at, err)
 		}
 		if b = buf.Bytes(); int64(len(b)) != d.Size || hashOf(b) != d.Digest {
-			return fmt.Errorf("%w: the registry %s sent other bytes than %s", ErrInvalid, s.at.address(), d.Digest)
+			return fmt.Errorf("%w: the registry %s sent bytes that do not match %s", ErrInvalid, s.at.address(), d.Digest)
 		}
 		return nil
 	})

@@ -14,8 +14,8 @@ import (
 
 const maxReference = 1024 // bytes
 
-// parse returns the reference that s means. A short name, such as "debian:12", is one of
-// Docker Hub. A name without tag and digest means the tag "latest".
+// parse parses a reference. A short name, such as "debian:12", refers to Docker Hub. A name
+// without tag and digest has the tag "latest".
 func parse(s string) (name.Reference, error) {
 	if s == "" || len(s) > maxReference {
 		return nil, fmt.Errorf("%w: the reference must have 1 to %d bytes, such as debian:12", ErrInvalid, maxReference)
@@ -25,7 +25,7 @@ func parse(s string) (name.Reference, error) {
 	}
 	r, err := name.ParseReference(s)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s is no reference of an image, such as debian:12 or registry.example.com/app:1", ErrInvalid, printable(s))
+		return nil, fmt.Errorf("%w: %s is not an image reference, such as debian:12 or registry.example.com/app:1", ErrInvalid, printable(s))
 	}
 	if d, ok := r.(name.Digest); ok && !strings.HasPrefix(d.DigestStr(), "sha256:") {
 		return nil, fmt.Errorf("%w: %s: only sha256 digests are supported", ErrInvalid, printable(s))
@@ -36,7 +36,7 @@ func parse(s string) (name.Reference, error) {
 	return r, nil
 }
 
-// CheckAllow says what is wrong with an entry of [Config.Allow].
+// CheckAllow validates an entry of [Config.Allow].
 func CheckAllow(s string) error {
 	if e, err := parseEndpoint(s); err != nil || e.prefix != "" {
 		return errors.New("must be HOST, HOST:PORT or http://HOST:PORT")
@@ -44,7 +44,7 @@ func CheckAllow(s string) error {
 	return nil
 }
 
-// CheckMirror says what is wrong with an entry of [Config.Mirrors].
+// CheckMirror validates an entry of [Config.Mirrors].
 func CheckMirror(host, u string) error {
 	if _, err := registryHost(host); err != nil {
 		return err
@@ -55,17 +55,17 @@ func CheckMirror(host, u string) error {
 	return nil
 }
 
-// registryHost returns a registry's host as references have it: "docker.io" is another
-// name of "index.docker.io".
+// registryHost returns a registry's host in the form that references use: "docker.io"
+// becomes "index.docker.io".
 func registryHost(s string) (string, error) {
 	r, err := name.NewRegistry(s)
 	if err != nil {
-		return "", fmt.Errorf("registry: %q is no host of a registry", s)
+		return "", fmt.Errorf("registry: %q is not the host of a registry", s)
 	}
 	return r.RegistryStr(), nil
 }
 
-// An endpoint is where a registry's API is.
+// An endpoint is the address of a registry's API.
 type endpoint struct {
 	scheme string // "https" or "http"
 	host   string // lower case, without port; an IPv6 address without brackets
@@ -76,12 +76,12 @@ type endpoint struct {
 // address returns HOST:PORT.
 func (e endpoint) address() string { return net.JoinHostPort(e.host, e.port) }
 
-// url returns the URL of a path of the API, for which query may be nil.
+// url returns the URL of a path of the API.
 func (e endpoint) url(path string) *url.URL {
 	return &url.URL{Scheme: e.scheme, Host: e.address(), Path: path}
 }
 
-// parseEndpoint reads HOST, HOST:PORT or a URL of them. Without a scheme it is https.
+// parseEndpoint parses HOST, HOST:PORT or a URL. The default scheme is https.
 func parseEndpoint(s string) (endpoint, error) {
 	if !strings.Contains(s, "://") {
 		s = "https://" + s
@@ -95,7 +95,7 @@ func parseEndpoint(s string) (endpoint, error) {
 		return endpoint{}, err
 	}
 	if u.RawQuery != "" || u.Fragment != "" {
-		return endpoint{}, errors.New("must hold no query and no #fragment")
+		return endpoint{}, errors.New("must not have a query or a fragment")
 	}
 	if p := strings.Trim(u.Path, "/"); p != "" {
 		e.prefix = p + "/"
@@ -103,18 +103,18 @@ func parseEndpoint(s string) (endpoint, error) {
 	return e, nil
 }
 
-// endpointOf returns scheme, host and port of a URL, which may come from a registry.
+// endpointOf returns the endpoint of a URL, which may come from a registry.
 func endpointOf(u *url.URL) (endpoint, error) {
 	e := endpoint{scheme: u.Scheme, host: strings.ToLower(u.Hostname()), port: u.Port()}
 	switch {
 	case e.scheme != "https" && e.scheme != "http" || u.Opaque != "":
 		return e, errors.New("must begin with https://")
 	case u.User != nil:
-		return e, errors.New("must hold no user name or password")
+		return e, errors.New("must not have a user name or password")
 	case e.host == "" || strings.ContainsFunc(e.host, func(r rune) bool { return r <= ' ' || r > '~' }):
 		return e, errors.New("must name a host in ASCII")
 	case strings.Contains(e.host, "%"): // the zone of an address
-		return e, errors.New("must hold no zone")
+		return e, errors.New("must not have a zone")
 	}
 	if e.port == "" {
 		e.port = map[string]string{"https": "443", "http": "80"}[e.scheme]
@@ -128,7 +128,7 @@ func endpointOf(u *url.URL) (endpoint, error) {
 	return e, nil
 }
 
-// printable returns s for a message: bounded, and without what is invisible.
+// printable returns s for a message: shortened, and in printable ASCII.
 func printable(s string) string {
 	if len(s) > 200 {
 		s = s[:200] + "…"

@@ -1,11 +1,11 @@
-// Package registry fetches container images: from registries by the OCI Distribution
-// Specification, from OCI layout directories and from the files of "docker save".
+// Package registry fetches container images: from registries with the OCI Distribution
+// Specification, from OCI layouts, and from files of "docker save".
 //
-// Names and credentials come from callers, and everything that a registry answers is
-// hostile. Each blob is verified against its digest, and bounded. The package keeps
-// layers as tar archives and never unpacks them.
+// Callers choose names and credentials, and everything that a registry sends is hostile.
+// Each blob is bounded, and verified against its digest. The package stores layers as tar
+// archives and never unpacks them.
 //
-// Layers are shared by all pulls, but never given to who may not read them: see
+// All pulls share the stored layers, but a caller gets only layers that it may read: see
 // [Puller.Pull].
 package registry
 
@@ -28,24 +28,24 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// The errors of this package. The texts name the image, the registry's answer and the
-// next step, and never a credential.
+// The errors of this package. Their texts name the image, the registry's response and what
+// to do, and never contain a credential.
 var (
-	// ErrInvalid means that a reference, credentials or an image are malformed or beyond
-	// a limit. The text says what.
+	// ErrInvalid means that a reference, credentials or an image are malformed or exceed
+	// a limit. The text says which.
 	ErrInvalid = errors.New("invalid image")
-	// ErrDenied means that the registry wants other credentials, or that the image does
-	// not exist: many registries do not tell.
+	// ErrDenied means that the credentials are wrong or missing, or that the image does
+	// not exist: many registries do not distinguish these.
 	ErrDenied = errors.New("the registry denies access")
 	// ErrNotFound means that the registry has no such image.
 	ErrNotFound = errors.New("image not found")
-	// ErrUnreachable means that the registry cannot be reached, or fails.
+	// ErrUnreachable means that the registry cannot be reached, or that it failed.
 	ErrUnreachable = errors.New("the registry cannot be used")
 	// ErrFull means that the disk has too little space for an image.
 	ErrFull = errors.New("no space")
 )
 
-// Credentials are for one registry. The zero value means none.
+// Credentials authenticate a pull at one registry. The zero value means none.
 type Credentials struct {
 	Username, Password string // basic
 
@@ -55,7 +55,7 @@ type Credentials struct {
 
 // An Image is an image whose layers are on this machine.
 type Image struct {
-	Name   string   // as it was asked for
+	Name   string   // as the caller wrote it
 	Digest string   // "sha256:" and 64 hex digits, of the manifest for this machine's platform
 	Env    []string // NAME=value
 	Layers []Layer  // from the bottom up
@@ -72,30 +72,31 @@ type Layer struct {
 // A Dial connects to address, which is HOST:PORT.
 type Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-// A Config says where layers are kept and what pulls may reach and cost.
+// A Config holds the settings of a [Puller].
 type Config struct {
-	// Dir is the directory for layers. It is made if it is missing, and belongs to one
-	// Puller at a time.
+	// Dir is the directory for layers. It is created if missing. One Puller at a time
+	// may use it.
 	Dir string
-	// Dial connects to what callers and registries name. It must refuse, after it has
-	// resolved the name, the addresses that callers must not reach.
+	// Dial connects to hosts that callers and registries name. It must resolve the name
+	// itself, and refuse addresses that callers must not reach.
 	Dial Dial
-	// DialAllowed connects to Allow and Mirrors. Nil means Dial.
+	// DialAllowed connects to the hosts of Allow and Mirrors. Nil means Dial.
 	DialAllowed Dial
-	// Allow lists registries that the operator allows though Dial refuses their
+	// Allow lists registries that the operator allows although Dial refuses their
 	// addresses: HOST or HOST:PORT, or http://HOST:PORT for one without TLS.
 	Allow []string
-	// Mirrors maps a registry's host to the URL from which its public images come
-	// instead. A path in the URL is put before the repository. Credentials of callers
-	// are never sent to a mirror: a pull with credentials asks the registry itself.
+	// Mirrors maps a registry's host to the URL of a mirror of its public images. A path
+	// in the URL is put before the repository. Callers' credentials are never sent to a
+	// mirror: a pull with credentials uses the registry itself.
 	Mirrors map[string]string
-	// Roots are the authorities of registries' certificates. Nil means the system's.
+	// Roots are the trusted authorities of registries' certificates. Nil means the
+	// system's.
 	Roots *x509.CertPool
 
 	MaxBytes      int64         // of an image's layers, uncompressed; 0 means 16 GiB
-	MaxCompressed int64         // of an image's layers as they are sent; 0 means 8 GiB
+	MaxCompressed int64         // of an image's layers, compressed; 0 means 8 GiB
 	MaxLayers     int           // of an image; 0 means 128
-	KeepFreeMB    int64         // mebibytes that a pull leaves free on the disk
+	KeepFreeMB    int64         // mebibytes of the disk that pulls must leave free
 	Timeout       time.Duration // of one pull; 0 means 30 minutes
 }
 
@@ -109,7 +110,7 @@ const (
 type Puller struct {
 	conf            Config
 	public, allowed *http.Client
-	hosts           map[string]string   // HOST:PORT that the operator allows, to its scheme
+	hosts           map[string]string   // schemes of allowed hosts, by HOST:PORT
 	mirrors         map[string]endpoint // by registry
 	ecr             func(region, suffix string, fips bool) string
 
@@ -118,7 +119,7 @@ type Puller struct {
 	paused time.Duration
 }
 
-// New returns a Puller. It removes what pulls of an earlier process left unfinished.
+// New returns a Puller. It removes the temporary files of an earlier process.
 func New(c Config) (*Puller, error) {
 	if c.Dial == nil || c.Dir == "" {
 		return nil, errors.New("registry: Dir and Dial must be set")
@@ -158,7 +159,7 @@ func New(c Config) (*Puller, error) {
 		p.mirrors[host] = e
 	}
 	p.public, p.allowed = newClient(c.Dial, c.Roots), newClient(c.DialAllowed, c.Roots)
-	// What a killed pull left has no record and no name, so it is only in tmp.
+	// A killed pull leaves files in tmp only.
 	if err := os.RemoveAll(p.tmp()); err != nil {
 		return nil, fmt.Errorf("registry: %w", err)
 	}
@@ -177,8 +178,8 @@ func defaulted[T int | int64 | time.Duration](v, otherwise T) T {
 	return v
 }
 
-// newClient returns a client that connects with dial alone. It ignores proxies in the
-// environment: dial would check the proxy's address, not the registry's.
+// newClient returns a client that connects with dial only. It ignores proxies from the
+// environment: dial would check the proxy's address instead of the registry's.
 func newClient(dial Dial, roots *x509.CertPool) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
@@ -190,21 +191,21 @@ func newClient(dial Dial, roots *x509.CertPool) *http.Client {
 			MaxIdleConnsPerHost:    4,
 			IdleConnTimeout:        30 * time.Second,
 			MaxResponseHeaderBytes: 64 << 10,
-			DisableCompression:     true, // digests are of the bytes that are sent
+			DisableCompression:     true, // digests cover the bytes as sent
 		},
 		// Redirects are followed by session.follow, without credentials.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }
 
-// Pull fetches the image that ref names for this machine's platform. It fetches only
-// layers that are not here yet. It calls progress with lines for a person, one at a
-// time; nil means no calls.
+// Pull fetches the image that ref names, for this machine's platform. It downloads only
+// layers that are not stored yet. It calls progress with human-readable lines, one at a
+// time; progress may be nil.
 //
-// The caller must have shown that he may read a layer before he gets one that is here:
-// the same repository has given it before, or the same registry says that this
-// repository has it. A registry that the caller runs himself must send the layer. So
-// nobody gets another's private layer by its digest alone.
+// A stored layer is used only if the caller may read it: the same repository has sent it
+// before, or the same registry confirms that this repository has it. From any other
+// registry, such as one that the caller runs, the layer is downloaded. So knowing the
+// digest of a private layer is not enough to get it.
 func (p *Puller) Pull(ctx context.Context, ref string, c Credentials, progress func(string)) (Image, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.conf.Timeout)
 	defer cancel()
@@ -215,7 +216,7 @@ func (p *Puller) Pull(ctx context.Context, ref string, c Credentials, progress f
 	img, err := s.pull(ctx, serial(progress))
 	if err != nil {
 		if ctx.Err() != nil && context.Cause(ctx) == context.DeadlineExceeded { //nolint:errorlint // Cause returns it as it is
-			err = fmt.Errorf("it took longer than %v: %w", p.conf.Timeout, err)
+			err = fmt.Errorf("the pull took longer than %v: %w", p.conf.Timeout, err)
 		}
 		return Image{}, fmt.Errorf("image %s: %w", printable(ref), err)
 	}
@@ -223,7 +224,7 @@ func (p *Puller) Pull(ctx context.Context, ref string, c Credentials, progress f
 	return img, nil
 }
 
-// serial returns a function that calls progress, one call at a time.
+// serial returns a function that calls progress, one call at a time. Progress may be nil.
 func serial(progress func(string)) func(string) {
 	var mu sync.Mutex
 	return func(line string) {
@@ -276,10 +277,10 @@ func (s *session) pull(ctx context.Context, progress func(string)) (Image, error
 	return img, g.Wait()
 }
 
-// megabytes writes a number of bytes for a person.
+// megabytes formats a number of bytes.
 func megabytes(n int64) string { return strconv.FormatFloat(float64(n)/1e6, 'f', 1, 64) + " MB" }
 
-// platform says whether p is this machine's. Nil counts as this machine's.
+// platform reports whether p is this machine's platform. Nil counts as this machine's.
 func platform(p *v1.Platform) bool {
 	if p == nil {
 		return true
@@ -287,7 +288,7 @@ func platform(p *v1.Platform) bool {
 	if p.OS != "linux" || p.Architecture != runtime.GOARCH {
 		return false
 	}
-	// The plain variants. Others may use instructions that this machine does not have.
+	// The basic variants. Others may use instructions that this machine lacks.
 	switch p.Variant {
 	case "", "v1", "v8":
 		return true

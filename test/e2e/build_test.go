@@ -224,7 +224,7 @@ func TestKilledServerLosesNoLayers(t *testing.T) {
 		s.key = strings.TrimSpace(string(b))
 	}
 	eventually(t, "the build has failed", func() bool { return state().Status == "error" })
-	if b := state(); !strings.Contains(b.Reason.Message, "the server stopped; start the build again") {
+	if b := state(); !strings.Contains(b.Reason.Message, "the server stopped; build again") {
 		t.Errorf("a build that was interrupted: %+v", b.Reason)
 	}
 	for _, dir := range []string{"work", "images"} {

@@ -49,7 +49,7 @@ func TestTemplatesFromRegistries(t *testing.T) {
 	for _, c := range []struct{ name, definition, want string }{
 		{"without credentials", `{"fromImage":"` + ref + `"}`, "401 Unauthorized: check the image's name, or give credentials"},
 		{"with wrong ones", `{"fromImage":"` + ref + `","fromImageRegistry":{"type":"registry","username":"ann","password":"wrong-pass"}}`, "401 Unauthorized"},
-		{"a registry that is not allowed", `{"fromImage":"` + closed + `/x"}`, "its address is not a public one"},
+		{"a registry that is not allowed", `{"fromImage":"` + closed + `/x"}`, "its address is not public"},
 		{"a missing image", `{"fromImage":"` + private + `/team/none","fromImageRegistry":{"type":"registry","username":"ann","password":"hunter2"}}`, "404 Not Found"},
 	} {
 		_, b := s.build("app", c.definition)
