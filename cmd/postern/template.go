@@ -20,15 +20,15 @@ import (
 
 // A templateFacts describes a template in the list.
 type templateFacts struct {
-	Name   string    `json:"name"` // empty for one that an older program has built
+	Name   string    `json:"name"` // empty if an older version built the template
 	ID     string    `json:"id"`
 	Of     string    `json:"of"`    // "server" or "project"
 	State  string    `json:"state"` // of the newest build: "ready", "building", "waiting", "error"
 	Public bool      `json:"public"`
-	Built  time.Time `json:"built"` // or changed
+	Built  time.Time `json:"built"` // or changed, for a template of a project
 }
 
-// templates is what the commands below "postern template" share.
+// templates holds the flags of the commands below "postern template".
 type templates struct {
 	c Config
 
@@ -36,7 +36,7 @@ type templates struct {
 	file, name         string
 }
 
-// own opens the server's own templates. Its caller closes them.
+// own opens the cache of the server's own templates. The caller closes it.
 func (t *templates) own(out *output) (*template.Cache, error) {
 	g, err := guest()
 	if err != nil {
@@ -54,18 +54,18 @@ func templateCommand() *command {
 	return &command{
 		use: "template", short: "list, inspect, build, export, import and remove templates", long: `
 A template is a root file system from which sandboxes start. The server has its
-own, such as base. A project makes more, with E2B's SDK and CLI or with "postern
-template build" and "import"; they are seen by that project alone until it
-publishes them.
+own templates, such as base. A project can build more, with E2B's SDK and CLI or
+with "postern template build" and "import". Only that project can use them until
+it publishes them.
 
-The server's own templates are made from Debian's packages with mmdebstrap, which
-must be installed, and for base from packages that npm fetches. They are kept in
---cache: with the same definition a build takes milliseconds. "postern up" builds
-base when it starts, and the others at their first use. Packages are kept
-compressed for the next version of Postern: together they need 2 GB for base.
-Paused sandboxes and snapshots need the template that they were started from:
-prune when those of older programs are gone. Builds of projects that nobody uses
-are removed by the server itself.`,
+The server's own templates are built with mmdebstrap, which must be installed,
+from Debian packages; base also needs npm. They are stored in --cache. If a
+template is in the cache, "build" takes milliseconds. "postern up" builds base
+when it starts, and the others at their first use. The cache also keeps the
+packages, compressed, for the next version of Postern: base needs 2 GB in all.
+Paused sandboxes and snapshots need the template that they were started from, so
+prune only when those from older versions are gone. The server removes unused
+builds of projects by itself.`,
 		example: `postern template list
 postern template inspect base --spdx > base.spdx.json
 postern template import app.tar --name app`,
@@ -85,7 +85,7 @@ func (t *templates) listCommand() *command {
 				return err
 			}
 			all := []templateFacts{}
-			if l.base == "" { // else the server's are on another machine
+			if l.base == "" { // otherwise the server's templates are on another machine
 				own, err := t.listOwn()
 				if err != nil {
 					return err
@@ -120,7 +120,7 @@ func yesNo(v bool) string {
 // listOwn returns the server's own templates that are built.
 func (t *templates) listOwn() ([]templateFacts, error) {
 	if _, err := os.Stat(filepath.Join(t.c.Cache, "templates")); errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // a server elsewhere, or none yet
+		return nil, nil // the server uses another directory, or has not run yet
 	}
 	cache, err := t.own(nil)
 	if err != nil {
@@ -142,7 +142,8 @@ func (t *templates) listOwn() ([]templateFacts, error) {
 	return out, nil
 }
 
-// ownID returns the ID of the server's own template of a name or an ID, or an empty one.
+// ownID returns the ID of the server's own template with a name or ID. It is empty if there
+// is none.
 func ownID(cache *template.Cache, name string) (string, error) {
 	if id, err := cache.Lookup(name); err == nil {
 		return id, nil
@@ -159,14 +160,15 @@ func ownID(cache *template.Cache, name string) (string, error) {
 
 func (t *templates) inspectCommand() *command {
 	return &command{
-		use: "inspect NAME", short: "show what a template is made of, by digest", facts: true, long: `
-NAME is a name, with or without a tag, or an ID. The image's digest pins every
-file; the source is the digest of the image from which the build began. With --json
-all packages are listed, and --spdx prints them as a document in SPDX 2.3.`,
+		use: "inspect NAME", short: "show what a template consists of, by digest", facts: true, long: `
+NAME is a name, with or without a tag, or an ID. The image's digest identifies
+the content of every file. The source is the digest of the image from which the
+build started. --json lists all packages, and --spdx prints them as an SPDX 2.3
+document.`,
 		example: `postern template inspect app:v2 --json
 postern template inspect base --spdx > base.spdx.json`,
 		flags: func(fs *pflag.FlagSet) {
-			fs.BoolVar(&t.spdx, "spdx", false, "print a document in SPDX 2.3 (JSON)")
+			fs.BoolVar(&t.spdx, "spdx", false, "print an SPDX 2.3 document (JSON)")
 		},
 		run: onServer(&t.c, func(ctx context.Context, l *local, args []string, out *output) error {
 			name, err := oneArg(args, "NAME")
@@ -183,7 +185,8 @@ postern template inspect base --spdx > base.spdx.json`,
 	}
 }
 
-// inspectOwn shows one of the server's own templates. It reports false if NAME is none.
+// inspectOwn shows one of the server's own templates. It reports false if there is none
+// with that name.
 func (t *templates) inspectOwn(name string, out *output) (bool, error) {
 	cache, err := t.own(nil)
 	if err != nil {
@@ -221,11 +224,11 @@ func (t *templates) inspectOwn(name string, out *output) (bool, error) {
 func (t *templates) buildCommand() *command {
 	return &command{
 		use: "build [NAME...]", short: "build the server's own templates, or a project's from a definition", long: `
-Without -f it builds the server's own templates: base, or those that are named.
+Without -f it builds the server's own templates: the named ones, or base.
 
-With -f it builds a template of a project from a file of JSON with the fields of
-E2B's request: fromImage or fromTemplate, steps, startCmd, readyCmd. Steps that
-copy files need E2B's SDK or CLI, which upload them.`,
+With -f it builds a template of the project from a JSON file with the fields of
+E2B's request: fromImage or fromTemplate, steps, startCmd, readyCmd. For steps
+that copy files, use E2B's SDK or CLI, which upload the files.`,
 		example: `postern template build
 postern template build slim
 postern template build --all
@@ -268,15 +271,15 @@ postern template build -f app.json --name app:v2`,
 func (t *templates) exportCommand() *command {
 	return &command{
 		use: "export NAME FILE", short: "write a project's template as an OCI layout", long: `
-FILE is a tar archive with one image, which "postern template import", "docker load"
-of newer versions, skopeo and podman take. It must not exist. The root file system is
-one layer; the same build gives the same bytes.`,
+FILE is a tar archive with one image. "postern template import", recent versions
+of "docker load", skopeo and podman can read it. FILE must not exist. The image
+has one layer. Exporting the same build again produces the same bytes.`,
 		example: `postern template export app app.tar`,
 		run: onServer(&t.c, func(ctx context.Context, l *local, args []string, out *output) error {
 			if len(args) != 2 {
 				return fmt.Errorf("%w: want NAME and FILE, got %d arguments", errUsage, len(args))
 			}
-			l.http.Timeout = 0 // it has gigabytes; ^C ends it
+			l.http.Timeout = 0 // the image may have gigabytes
 			if err := l.download(ctx, templatePath(args[0], "image"), args[1], out); err != nil {
 				return noTemplate(args[0], err)
 			}
@@ -289,9 +292,9 @@ one layer; the same build gives the same bytes.`,
 func (t *templates) importCommand() *command {
 	return &command{
 		use: "import FILE --name NAME", short: "build a project's template from an image in a file", long: `
-FILE is what "docker save" writes, or an OCI layout: a directory, or a tar archive of
-it, perhaps compressed with gzip or zstd. It must hold one image for this machine.
-What is in it becomes the root file system, and of its configuration only the
+FILE is a file of "docker save" or an OCI layout. An OCI layout is a directory or
+a tar archive of it. Archives may be compressed with gzip or zstd. FILE must have
+one image for the server's platform. Of the image's configuration, only the
 environment is used.`,
 		example: `docker save app:1 > app.tar && postern template import app.tar --name app`,
 		flags: func(fs *pflag.FlagSet) {
@@ -313,11 +316,11 @@ environment is used.`,
 func (t *templates) publishCommand() *command {
 	return &command{
 		use: "publish NAME", short: "let other projects start sandboxes from a template", long: `
-Other projects name it PROJECT/NAME. They can read everything in it.`,
+Other projects refer to it as PROJECT/NAME. They can read every file in it.`,
 		example: `postern template publish app
 postern template publish app --private`,
 		flags: func(fs *pflag.FlagSet) {
-			fs.BoolVar(&t.private, "private", false, "end that; sandboxes that run continue")
+			fs.BoolVar(&t.private, "private", false, "make the template private again; running sandboxes continue")
 		},
 		run: onServer(&t.c, func(ctx context.Context, l *local, args []string, out *output) error {
 			name, err := oneArg(args, "NAME")
@@ -340,7 +343,7 @@ postern template publish app --private`,
 
 func (t *templates) deleteCommand() *command {
 	return &command{
-		use: "delete NAME", short: "delete a project's template, which no sandbox or snapshot needs",
+		use: "delete NAME", short: "delete a project's template, unless sandboxes or snapshots need it",
 		run: onServer(&t.c, func(ctx context.Context, l *local, args []string, out *output) error {
 			name, err := oneArg(args, "NAME")
 			if err != nil {
@@ -376,7 +379,7 @@ func (t *templates) pruneCommand() *command {
 	}
 }
 
-// readDefinition reads a file of at most a mebibyte.
+// readDefinition reads a file of at most maxConfig bytes.
 func readDefinition(file string) ([]byte, error) {
 	info, err := os.Stat(file)
 	if err == nil && info.Size() > maxConfig {

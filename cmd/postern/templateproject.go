@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// A projectTemplate is a template on E2B's wire.
+// A projectTemplate is a template in E2B's API.
 type projectTemplate struct {
 	TemplateID  string    `json:"templateID"`
 	BuildStatus string    `json:"buildStatus"`
@@ -25,7 +25,7 @@ type projectTemplate struct {
 	UpdatedAt   time.Time `json:"updatedAt"`
 }
 
-// A templateRecord says what a template is made of.
+// A templateRecord describes what a template consists of.
 type templateRecord struct {
 	projectTemplate
 
@@ -33,13 +33,13 @@ type templateRecord struct {
 	Tags         []string          `json:"tags"`
 	Image        string            `json:"image"` // digest, in hex
 	ImageBytes   int64             `json:"imageBytes"`
-	Source       string            `json:"source"` // digest of the image that it began from
+	Source       string            `json:"source"` // digest of the image from which the build started
 	FromImage    string            `json:"fromImage"`
 	FromTemplate string            `json:"fromTemplate"`
 	Steps        int               `json:"steps"`
 	StartCmd     string            `json:"startCmd"`
 	ReadyCmd     string            `json:"readyCmd"`
-	Layers       []string          `json:"layers"` // digests of those of its steps
+	Layers       []string          `json:"layers"` // digests of the layers of its steps
 	CPUCount     int64             `json:"cpuCount"`
 	MemoryMB     int64             `json:"memoryMB"`
 	DiskSizeMB   int64             `json:"diskSizeMB"`
@@ -64,7 +64,7 @@ func templatePath(name, part string) string {
 }
 
 func noTemplate(name string, err error) error {
-	return notFoundAs(err, "the project has no finished template %q; postern template list shows those that there are", name)
+	return notFoundAs(err, "the project has no finished template %q; postern template list shows all templates", name)
 }
 
 func (l *local) projectTemplates(ctx context.Context) ([]templateFacts, error) {
@@ -130,7 +130,7 @@ func (l *local) inspectTemplate(ctx context.Context, name string, spdx bool, out
 	})
 }
 
-// orDefault writes a size of the sandboxes of a template.
+// orDefault formats a size of a template's sandboxes.
 func orDefault(n int64, unit string) string {
 	if n == 0 {
 		return "the server's default"
@@ -159,7 +159,7 @@ func (l *local) buildTemplate(ctx context.Context, file, name string, out *outpu
 		st, _ := s.(map[string]any)
 		kind, _ := st["type"].(string)
 		if k := strings.ToUpper(kind); k == "COPY" || k == "ADD" {
-			return fmt.Errorf("%s: step %d copies files: build it with E2B's SDK or CLI, which upload them", file, i+1)
+			return fmt.Errorf("%s: step %d copies files: use E2B's SDK or CLI, which upload the files", file, i+1)
 		}
 	}
 	var s startedBuild
@@ -184,7 +184,7 @@ func (l *local) followBuild(ctx context.Context, s startedBuild, out *output) er
 			return err
 		}
 		for _, e := range st.LogEntries {
-			fmt.Fprintln(out, printable(e.Message)) // of commands inside
+			fmt.Fprintln(out, printable(e.Message)) // output of the steps
 		}
 		n += len(st.LogEntries)
 		switch {
@@ -218,7 +218,7 @@ func (l *local) importTemplate(ctx context.Context, file, name string, out *outp
 	}
 	req.ContentLength = size
 	req.Header.Set("Content-Type", "application/x-tar")
-	l.http.Timeout = 0 // it has gigabytes; ^C ends it
+	l.http.Timeout = 0 // the image may have gigabytes
 	resp, err := l.do(req)
 	if err != nil {
 		return err
@@ -233,13 +233,12 @@ func (l *local) importTemplate(ctx context.Context, file, name string, out *outp
 	}
 	var s startedBuild
 	if err := json.Unmarshal(b, &s); err != nil {
-		return fmt.Errorf("the server's answer: %w", err)
+		return fmt.Errorf("parse the server's response: %w", err)
 	}
 	return l.followBuild(ctx, s, out)
 }
 
-// openImage opens a file, or a directory as the tar archive of it. Size is -1 if it is
-// unknown.
+// openImage opens a file, or a directory as a tar archive. Size is -1 if it is unknown.
 func openImage(name string) (r io.ReadCloser, size int64, err error) {
 	info, err := os.Stat(name)
 	if err != nil {
@@ -257,7 +256,7 @@ func openImage(name string) (r io.ReadCloser, size int64, err error) {
 	go func() {
 		w := tar.NewWriter(pw)
 		err := w.AddFS(root.FS())
-		pw.CloseWithError(errors.Join(err, w.Close(), root.Close())) // nil means the end
+		pw.CloseWithError(errors.Join(err, w.Close(), root.Close())) // nil means io.EOF
 	}()
 	return pr, -1, nil
 }

@@ -630,7 +630,7 @@ func TestProjectsDiskIsBounded(t *testing.T) {
 	// Layers of builds that failed make room for newer ones, once no build can use them.
 	var full int
 	for _, n := range []string{"a", "b", "c", "d", "e", "f"} {
-		if s := f.make(f.a, "app", big(n)); strings.Contains(s.Failure.Message, "may have 1") {
+		if s := f.make(f.a, "app", big(n)); strings.Contains(s.Failure.Message, "of the allowed 1") {
 			full++
 		}
 	}

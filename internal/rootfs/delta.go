@@ -21,22 +21,21 @@ import (
 	"postern/internal/erofs"
 )
 
-// Delta writes what a sandbox changed between two of its upper layers as an OCI layer.
-// Below is the tree that the sandbox was started from; it is not changed. Before is the
-// earlier upper layer, or nil if there was none, and after the later one: tar archives
-// as gVisor writes them. Times after clamp become clamp. The digest is "sha256:" and 64
-// hex digits, of what was written.
+// Delta writes the difference between two upper layers of a sandbox as an OCI layer. Below
+// is the tree that the sandbox was started from; Delta does not change it. Before is the
+// earlier upper layer, or nil if there was none. After is the later one. Both are tar
+// archives as gVisor writes them. Times after clamp become clamp. The digest of the layer
+// is "sha256:" and 64 hex digits.
 //
-// Two sandboxes in which the same happened give the same bytes: entries are sorted, and
-// traces of the sandbox itself are left out, see [Tree.untrace]. A file that was made
-// and deleted again is not in the layer. A change of nothing but a directory's time is
-// not, either.
+// The same changes in two sandboxes produce the same bytes: entries are sorted, and traces
+// of the sandbox itself are left out, see [Tree.untrace]. The layer contains neither a file
+// that was created and deleted again, nor a directory of which only the time changed.
 //
-// Below is needed since an overlay leaves whiteouts of names that never were below it,
-// such as those of temporary files: without it two runs of one command would differ.
+// Delta needs below because an overlay leaves whiteouts for names that never existed in the
+// lower layer, such as temporary files. Otherwise two runs of one command would differ.
 //
-// The contents are the agent's and hostile. A layer cannot hold a file whose name begins
-// with ".wh.": that is an error that wraps [ErrInvalid].
+// The contents come from the agent and are hostile. A layer cannot contain a file whose
+// name begins with ".wh.": for such a file the error wraps [ErrInvalid].
 func Delta(w io.Writer, below *Tree, before, after *os.File, clamp time.Time) (digest string, err error) {
 	state := func(upper *os.File) (*Tree, error) {
 		t := below.clone()
@@ -78,16 +77,16 @@ func Delta(w io.Writer, below *Tree, before, after *os.File, clamp time.Time) (d
 	return "sha256:" + hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// clone returns a copy of the tree, whose contents are those of t. It must not be used
-// after t is closed.
+// clone returns a copy of the tree. The copy reads contents through t, so it must not be
+// used after t is closed.
 func (t *Tree) clone() *Tree {
 	c := *t
 	c.files, c.root = nil, copied(t.root, map[*erofs.Node]*erofs.Node{})
 	return &c
 }
 
-// copied returns a copy of a file and everything below it. Seen has the copies of files
-// that may have several names.
+// copied returns a copy of a file and everything below it. Seen maps files to their copies,
+// because a file may have several names.
 func copied(n *erofs.Node, seen map[*erofs.Node]*erofs.Node) *erofs.Node {
 	if m := seen[n]; m != nil {
 		return m
@@ -109,21 +108,21 @@ type differ struct {
 	w          *tar.Writer
 	clamp      time.Time
 	below, now *Tree
-	// Files with several names. They are written all or none: a layer cannot link to
-	// a file of another one.
+	// Files with several names. Either all names of a file are written or none: a layer
+	// cannot have a hard link to a file of another layer.
 	groups map[*erofs.Node]*group
-	// Files that are written although their old name has the same content: there it
-	// was another name of a file that stays.
+	// Files that are written although their content did not change: the name was a hard
+	// link to a file that stays, and now is a file of its own.
 	apart map[*erofs.Node]bool
 }
 
-// A group are the names of one file.
+// A group holds the state of one file with several names.
 type group struct {
 	write bool
-	first string // where the content was written; empty before
+	first string // name with which the content was written; empty before that
 }
 
-// linked returns the regular files with several names, and these in their order.
+// linked returns the regular files with several names, each with its sorted names.
 func (t *Tree) linked() map[*erofs.Node][]string {
 	count := map[*erofs.Node]int{}
 	_ = t.walk(func(_ string, n *erofs.Node) error {
@@ -142,7 +141,7 @@ func (t *Tree) linked() map[*erofs.Node][]string {
 	return names
 }
 
-// at returns the file of a path of walk; nil if there is none.
+// at returns the file of a path in the form of walk, or nil. It follows no links.
 func (t *Tree) at(path string) *erofs.Node {
 	n := t.root
 	for part := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
@@ -153,7 +152,7 @@ func (t *Tree) at(path string) *erofs.Node {
 	return n
 }
 
-// link finds out which files with several names have to be written.
+// link determines which files with several names have to be written.
 func (d *differ) link(old, now *Tree) error {
 	d.groups, d.apart = map[*erofs.Node]*group{}, map[*erofs.Node]bool{}
 	for o, paths := range old.linked() {
@@ -189,7 +188,7 @@ func (d *differ) link(old, now *Tree) error {
 	return nil
 }
 
-// time returns the time of a file in a layer.
+// time returns the modification time of a file in a layer.
 func (d *differ) time(n *erofs.Node) time.Time {
 	if m := time.Unix(n.Sec, 0); m.Before(d.clamp) {
 		return m
@@ -197,7 +196,7 @@ func (d *differ) time(n *erofs.Node) time.Time {
 	return d.clamp
 }
 
-// same reports whether a layer need not tell the two apart. The first may be nil.
+// same reports whether two files are equal in a layer. The first may be nil.
 func (d *differ) same(o, n *erofs.Node) (bool, error) {
 	if o == n {
 		return true, nil
@@ -217,7 +216,7 @@ func (d *differ) same(o, n *erofs.Node) (bool, error) {
 	return o.Text == n.Text && d.time(o).Equal(d.time(n)), nil
 }
 
-// sameContent compares two files of one size.
+// sameContent compares two files of the same size.
 func sameContent(a, b *erofs.Node) (bool, error) {
 	if a.From == b.From && a.At == b.At && a.Text == b.Text {
 		return true, nil
@@ -249,7 +248,7 @@ func content(n *erofs.Node) io.Reader {
 	return io.NewSectionReader(n.From, n.At, n.Size)
 }
 
-// dir writes what differs below a directory; old is nil if there was none.
+// dir writes the differences below a directory. Old is nil if the directory is new.
 func (d *differ) dir(path string, old, now *erofs.Node) error {
 	var was map[string]*erofs.Node
 	if old != nil {
@@ -324,9 +323,9 @@ func (d *differ) write(path string, n *erofs.Node) error {
 	return err
 }
 
-// content returns the content of a file in a layer. Python writes the time of a source
-// into what it compiles it to, and compiles again if the source has another time. So
-// what is in the layer has the source's time there.
+// content returns the content of a file in a layer. A .pyc file contains the time of its
+// source, and Python compiles again if the source has another time. So .pyc files get the
+// time that their source has in the layer.
 //
 //	PEP 552: magic number, flags, time, size of the source; each 4 bytes
 func (d *differ) content(path string, n *erofs.Node) io.Reader {
@@ -339,7 +338,7 @@ func (d *differ) content(path string, n *erofs.Node) io.Reader {
 	}
 	head := make([]byte, 16)
 	if _, err := io.ReadFull(content(n), head); err != nil || string(head[2:8]) != "\r\n\x00\x00\x00\x00" {
-		return all // compiled with the digest of the source, or not by Python
+		return all // it contains a hash of the source, or is not a .pyc file
 	}
 	source := d.now.at("/" + dir + name + ".py")
 	was := d.below.at("/" + dir + name + ".py")
@@ -349,6 +348,6 @@ func (d *differ) content(path string, n *erofs.Node) io.Reader {
 		return all
 	}
 	le.PutUint32(head[8:], uint32(d.time(source).Unix()))
-	_, _ = io.CopyN(io.Discard, all, int64(len(head))) // an error comes again
+	_, _ = io.CopyN(io.Discard, all, int64(len(head))) // the next read returns the error
 	return io.MultiReader(bytes.NewReader(head), all)
 }

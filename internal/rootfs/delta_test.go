@@ -277,7 +277,7 @@ func TestDeltaCannotBeTricked(t *testing.T) {
 	for _, after := range [][]entry{
 		{file("etc/new", "x")}, {file("a", "1"), file("a", "2")}, {link("etc", "/secret"), file("etc/x", "x")}, {whiteout("etc"), dir("etc")},
 	} {
-		if _, err := delta(t, made(t, base), nil, after); !errors.Is(err, rootfs.ErrInvalid) || !strings.Contains(err.Error(), "comes twice") {
+		if _, err := delta(t, made(t, base), nil, after); !errors.Is(err, rootfs.ErrInvalid) || !strings.Contains(err.Error(), "appears twice") {
 			t.Errorf("%s: got %v", after[0].h.Name, err)
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// WriteLayer writes the tree as one layer of an OCI image, and returns its digest and
-// its size in bytes. The same tree gives the same bytes. Devices are left out.
+// WriteLayer writes the tree as one layer of an OCI image, and returns the layer's digest
+// and size in bytes. The same tree produces the same bytes. Devices are left out.
 func (t *Tree) WriteLayer(w io.Writer) (digest string, size int64, err error) {
 	sum := sha256.New()
 	n := &counter{}

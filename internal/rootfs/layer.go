@@ -14,36 +14,35 @@ import (
 )
 
 // Layers are tar archives with whiteouts: OCI image specification, layer.md. An entry
-// ".wh.NAME" removes NAME of the layers below, and ".wh..wh..opq" everything that they
-// have in its directory. The upper layers of gVisor's and Linux's overlay file system
-// are understood too: there a device 0:0 is a whiteout, and an attribute of a directory
-// says that it is opaque.
+// ".wh.NAME" removes NAME from the layers below, and ".wh..wh..opq" everything in its
+// directory. Upper layers of the overlay file systems of gVisor and Linux are supported
+// too: there a device 0:0 is a whiteout, and an extended attribute marks an opaque
+// directory.
 
 const (
 	whiteoutPrefix = ".wh."
-	whiteoutMeta   = ".wh..wh." // of AUFS: entries that are no files
+	whiteoutMeta   = ".wh..wh." // of AUFS: metadata, not files
 	whiteoutOpaque = ".wh..wh..opq"
 )
 
-// opaqueRecords are the PAX records by which an overlay says that a directory hides
-// those below.
+// isOpaque reports whether a PAX record of an overlay marks a directory as opaque: it hides
+// the contents of the layers below.
 func isOpaque(h *tar.Header) bool {
 	return h.Typeflag == tar.TypeDir &&
 		(h.PAXRecords["SCHILY.xattr.trusted.overlay.opaque"] == "y" || h.PAXRecords["SCHILY.xattr.user.overlay.opaque"] == "y")
 }
 
-// Apply changes the tree by a layer: an uncompressed tar archive. The tree keeps a
-// duplicate of the file open, and the file must not change. If Apply returns an error,
-// which wraps [ErrInvalid] if it is the archive's fault, the tree must not be used any
-// more, only closed.
+// Apply applies a layer to the tree: an uncompressed tar archive. The tree keeps a
+// duplicate of the file open. The file must not change. If the archive is invalid, the
+// error wraps [ErrInvalid]. After an error, the tree must only be closed.
 //
-// An entry below a symbolic link goes where the link leads within the tree, as with
-// container runtimes: some images have /lib as a link to /usr/lib, and entries in /lib.
-// The last part of a name is never followed. Parents that are missing are made.
+// An entry below a symbolic link is stored where the link leads within the tree, as
+// container runtimes do: in some images /lib is a link to /usr/lib, and a layer has entries
+// in /lib. A link in the last part of a name is not followed. Missing parents are created.
 func (t *Tree) Apply(layer *os.File, l Limits) error { return t.apply(layer, l, false) }
 
-// apply is Apply; upper says that the layer is that of an overlay, where whiteouts are
-// devices.
+// apply implements Apply. With upper, the layer is the upper layer of an overlay, whose
+// whiteouts are devices.
 func (t *Tree) apply(layer *os.File, l Limits, upper bool) error {
 	f, err := dup(layer)
 	if err != nil {
@@ -52,8 +51,8 @@ func (t *Tree) apply(layer *os.File, l Limits, upper bool) error {
 	t.files = append(t.files, f)
 	t.limits, t.steps = l.orDefault(), 0
 	a := applier{t: t, f: f, upper: upper, seen: map[string]bool{}}
-	// A whiteout hides what is below the layer, not what is in it, whatever the order of
-	// the entries is. So the whiteouts come first.
+	// A whiteout hides files of the layers below, never of its own layer, in any order of
+	// the entries. So apply the whiteouts first.
 	if len(t.root.Entries) > 0 {
 		if err := a.each(a.hide); err != nil {
 			return err
@@ -76,12 +75,12 @@ type applier struct {
 	t     *Tree
 	f     *os.File
 	upper bool // see apply
-	// In an upper layer: the entries so far, and whether they are directories.
+	// For an upper layer: the entries so far. The value is true for directories.
 	seen map[string]bool
 }
 
-// A cursor reads a file from its start, whatever the offset of its descriptor is, and
-// knows where it is.
+// A cursor reads a file from its start and counts the offset. It ignores the offset of the
+// descriptor.
 type cursor struct {
 	f        *os.File
 	at, size int64
@@ -111,8 +110,8 @@ func (c *cursor) Seek(off int64, whence int) (int64, error) {
 	return off, nil
 }
 
-// each calls f with each entry, its cleaned name and the offset of its content. The
-// root itself has the name "".
+// each calls f with each entry, its cleaned name and the offset of its content. The name
+// of the root is empty.
 func (a *applier) each(f func(h *tar.Header, name string, at int64) error) error {
 	st, err := a.f.Stat()
 	if err != nil {
@@ -130,20 +129,20 @@ func (a *applier) each(f func(h *tar.Header, name string, at int64) error) error
 			}
 			return err
 		}
-		if h.Typeflag == tar.TypeXGlobalHeader { // of "git archive": it is no file
+		if h.Typeflag == tar.TypeXGlobalHeader { // written by "git archive"; not a file
 			continue
 		}
 		if count++; count > a.t.limits.Entries {
-			return fmt.Errorf("%w: over %d entries", ErrInvalid, a.t.limits.Entries)
+			return fmt.Errorf("%w: more than %d entries", ErrInvalid, a.t.limits.Entries)
 		}
 		name, err := cleanName(h.Name)
 		if err != nil {
 			return err
 		}
 		if a.upper && strings.Contains("/"+name, "/"+whiteoutPrefix) {
-			// The agent could hide any file by it, also from the record of what is in
-			// the template.
-			return fmt.Errorf("%w: %.256q: a layer cannot hold files whose name begins with %q; rename or remove it", ErrInvalid, name, whiteoutPrefix)
+			// The agent could hide any file with it, even from the template's list of
+			// packages.
+			return fmt.Errorf("%w: %.256q: a layer cannot contain files whose name begins with %q; rename or remove it", ErrInvalid, name, whiteoutPrefix)
 		}
 		if err := checkHeader(h, c); err != nil {
 			return fmt.Errorf("entry %.256q: %w", h.Name, err)
@@ -154,11 +153,11 @@ func (a *applier) each(f func(h *tar.Header, name string, at int64) error) error
 	}
 }
 
-// cleanName returns a name without "/" at its ends and without empty parts and ".". A
-// name with ".." is refused: no tool that makes layers writes one, but attackers do.
+// cleanName returns a name without slashes at its ends, empty parts and ".". It rejects
+// names with "..", because tools do not write them, but attackers do.
 func cleanName(name string) (string, error) {
 	if len(name) > maxPath || strings.IndexByte(name, 0) >= 0 {
-		return "", fmt.Errorf("%w: entry %.256q: the name has a zero byte or over %d bytes", ErrInvalid, name, maxPath)
+		return "", fmt.Errorf("%w: entry %.256q: the name has a zero byte or more than %d bytes", ErrInvalid, name, maxPath)
 	}
 	var parts []string
 	for p := range strings.SplitSeq(name, "/") {
@@ -173,24 +172,24 @@ func cleanName(name string) (string, error) {
 	return strings.Join(parts, "/"), nil
 }
 
-// checkHeader refuses what no layer may have.
+// checkHeader rejects entries that a layer must not have.
 func checkHeader(h *tar.Header, c *cursor) error {
 	if h.Typeflag == tar.TypeGNUSparse {
 		return fmt.Errorf("%w: it is a sparse file", ErrInvalid)
 	}
 	for k := range h.PAXRecords {
-		// Its size is what it says, not what the archive holds: a kilobyte would be a
-		// terabyte in the image.
+		// The header states its size: a kilobyte in the archive could be a terabyte in
+		// the image.
 		if strings.HasPrefix(k, "GNU.sparse.") {
 			return fmt.Errorf("%w: it is a sparse file", ErrInvalid)
 		}
 	}
 	const maxID = 1<<32 - 2
 	if h.Uid < 0 || h.Gid < 0 || int64(h.Uid) > maxID || int64(h.Gid) > maxID {
-		return fmt.Errorf("%w: owner %d:%d", ErrInvalid, h.Uid, h.Gid)
+		return fmt.Errorf("%w: invalid owner %d:%d", ErrInvalid, h.Uid, h.Gid)
 	}
 	if h.Size < 0 || h.Typeflag == tar.TypeReg && h.Size > c.size-c.at {
-		return fmt.Errorf("%w: it has %d bytes, and the archive ends before", ErrInvalid, h.Size)
+		return fmt.Errorf("%w: it has %d bytes, but the archive ends before that", ErrInvalid, h.Size)
 	}
 	return nil
 }
@@ -221,7 +220,7 @@ func (a *applier) hide(h *tar.Header, name string, _ int64) error {
 	return nil
 }
 
-// below returns the directory of a name in the tree, or nil: then there is nothing to
+// below returns a directory of the tree, or nil if there is none: then there is nothing to
 // hide.
 func (a *applier) below(dir string) (*erofs.Node, error) {
 	n, err := a.t.lookup(dir)
@@ -239,11 +238,11 @@ func isWhiteoutDevice(h *tar.Header) bool {
 func (a *applier) entry(h *tar.Header, name string, at int64) error {
 	dir, base := split(name)
 	if a.upper {
-		// As gVisor writes them: each file once, after its directory. So no link of the
-		// tree below is ever followed.
+		// gVisor writes each file once, after its directory. Insisting on this means that
+		// no link of the tree below is ever followed.
 		up := strings.TrimSuffix(dir, "/")
 		if _, twice := a.seen[name]; twice || up != "" && !a.seen[up] {
-			return fmt.Errorf("%w: it comes twice, or before its directory", ErrInvalid)
+			return fmt.Errorf("%w: it appears twice, or before its directory", ErrInvalid)
 		}
 		a.seen[name] = h.Typeflag == tar.TypeDir
 	}
@@ -251,13 +250,13 @@ func (a *applier) entry(h *tar.Header, name string, at int64) error {
 		return nil
 	}
 	if strings.HasPrefix(dir, whiteoutPrefix) || strings.Contains(dir, "/"+whiteoutPrefix) {
-		if strings.HasPrefix(dir, whiteoutMeta) { // AUFS kept hard links there
+		if strings.HasPrefix(dir, whiteoutMeta) { // where AUFS kept hard links
 			return nil
 		}
 		return fmt.Errorf("%w: it is below a whiteout", ErrInvalid)
 	}
 	n := &erofs.Node{UID: uint32(h.Uid), GID: uint32(h.Gid), Mode: uint32(h.Mode & 0o7777)}
-	// A time before the epoch or far from now overflows in programs that count
+	// Times before the epoch or in the far future overflow in programs that count
 	// nanoseconds.
 	if sec := h.ModTime.Unix(); sec >= 0 && sec < 1<<33 {
 		n.Sec, n.Nsec = sec, uint32(h.ModTime.Nanosecond())
@@ -271,7 +270,7 @@ func (a *applier) entry(h *tar.Header, name string, at int64) error {
 		*a.t.root = *n
 		return nil
 	}
-	// The slash at the end makes the path's last part a directory to be made.
+	// dir ends with a slash: create its last part, too.
 	trail, last, parent, err := a.t.resolve(dir, true, true)
 	if err == nil && last != "" {
 		if parent == nil {
@@ -289,7 +288,7 @@ func (a *applier) entry(h *tar.Header, name string, at int64) error {
 	case tar.TypeReg:
 		n.Mode |= unix.S_IFREG
 		if a.t.bytes += h.Size; h.Size > a.t.limits.Bytes || a.t.bytes > a.t.limits.Bytes {
-			return fmt.Errorf("%w: the files have over %d bytes", ErrInvalid, a.t.limits.Bytes)
+			return fmt.Errorf("%w: the files have more than %d bytes", ErrInvalid, a.t.limits.Bytes)
 		}
 		if h.Size > 0 {
 			n.Size, n.From, n.At = h.Size, a.f, at
@@ -321,8 +320,8 @@ func (a *applier) entry(h *tar.Header, name string, at int64) error {
 	return err
 }
 
-// target returns the file that a hard link leads to. It must be in the tree already. A
-// directory is refused: it could be made a part of itself.
+// target returns the target of a hard link, which must already be in the tree. It rejects
+// directories, because a directory could then contain itself.
 func (a *applier) target(h *tar.Header) (*erofs.Node, error) {
 	name, err := cleanName(h.Linkname)
 	if err != nil {

@@ -24,20 +24,20 @@ type Package struct {
 	Arch    string `json:"arch,omitempty"` // of a package with machine code
 }
 
-// The limits of what is read about packages, all of which may be hostile.
+// The limits for reading about packages. All of the data may be hostile.
 const (
 	maxPackages = 20_000
 	maxStatus   = 64 << 20 // bytes of a package manager's database
 	maxMetadata = 64 << 10 // bytes of one package's description that are read
 	maxField    = 256      // bytes of a name or version
-	maxOpened   = 100_000  // descriptions that are looked at
-	maxRead     = 64 << 20 // bytes of descriptions that are read
+	maxOpened   = 100_000  // number of descriptions that are read
+	maxRead     = 64 << 20 // bytes of all descriptions that are read
 )
 
 // Packages returns the software in the tree, sorted, each version once. It reads the
-// databases of dpkg and apk, the metadata of Python's packages and the package.json of
-// Node's, wherever these are. What is malformed is left out, and so is everything
-// beyond 20,000 packages. The database of rpm is not read.
+// databases of dpkg and apk, and the metadata of Python and npm packages in all
+// directories. Malformed entries are left out, and so are packages beyond the first 20,000.
+// The database of rpm is not read.
 func (t *Tree) Packages() []Package {
 	c := collector{seen: map[Package]bool{}}
 	for _, name := range []string{"/lib/apk/db/installed", "/usr/lib/apk/db/installed"} {
@@ -58,7 +58,7 @@ func (t *Tree) Packages() []Package {
 	return c.list[:min(len(c.list), maxPackages)]
 }
 
-// open returns a reader of a file of the tree, which is empty if there is none.
+// open returns a reader of a file of the tree. The reader is empty if there is no file.
 func (t *Tree) open(name string) io.Reader {
 	n, err := t.lookup(name)
 	if err != nil {
@@ -67,7 +67,7 @@ func (t *Tree) open(name string) io.Reader {
 	return opened(n, maxStatus)
 }
 
-// opened reads the beginning of a regular file.
+// opened returns a reader of the beginning of a regular file.
 func opened(n *erofs.Node, most int64) io.Reader {
 	if n.Kind() != unix.S_IFREG {
 		return bytes.NewReader(nil)
@@ -79,7 +79,7 @@ func opened(n *erofs.Node, most int64) io.Reader {
 type collector struct {
 	list   []Package
 	seen   map[Package]bool
-	opened int   // descriptions looked at
+	opened int   // descriptions read
 	read   int64 // bytes of these
 }
 
@@ -93,15 +93,15 @@ func (c *collector) add(p Package) {
 	if p.Name == "" || p.Version == "" || c.seen[p] {
 		return
 	}
-	// More are collected than are kept, so that which ones are kept does not depend on
-	// the order.
+	// Collect more packages than are returned, so that the result does not depend on
+	// their order.
 	if len(c.list) < maxOpened {
 		c.seen[p] = true
 		c.list = append(c.list, p)
 	}
 }
 
-// fields reads a list of packages as dpkg and apk have it: "NAME: value" lines, and an
+// fields reads a package list in the format of dpkg and apk: "NAME: value" lines, and an
 // empty line after each package.
 func (c *collector) fields(r io.Reader, kind, name, version, arch string) {
 	var p Package
@@ -125,14 +125,14 @@ func (c *collector) fields(r io.Reader, kind, name, version, arch string) {
 			p.Version = value
 		case arch:
 			p.Arch = value
-		case "Status": // of dpkg: also packages of which only the configuration is left
+		case "Status": // of dpkg, which also lists removed packages with configuration files
 			removed = !strings.HasSuffix(strings.TrimSpace(value), " installed")
 		}
 	}
 	done()
 }
 
-// lines yields the lines of a text, without those that are too long.
+// lines yields the lines of a text. It skips lines that are too long.
 func lines(r io.Reader) func(func(string) bool) {
 	return func(yield func(string) bool) {
 		b := bufio.NewReaderSize(r, 4096)
@@ -181,7 +181,7 @@ func (c *collector) count(n *erofs.Node) {
 	c.read += min(n.Size, maxMetadata)
 }
 
-// python reads the metadata of a Python package, which begins like a mail.
+// python reads the metadata of a Python package. It has header fields like a mail.
 func (c *collector) python(r io.Reader) {
 	p := Package{Kind: "pypi"}
 	for line := range lines(r) {

@@ -13,14 +13,14 @@ import (
 	"postern/internal/erofs"
 )
 
-// The user of agents' code, as E2B has it.
+// The account that runs agents' code. Its name is E2B's.
 const (
 	defaultUser = "user"
 	firstID     = 1000
-	lastID      = 60000 // beyond it are the IDs of services and of nobody
+	lastID      = 60000 // higher IDs belong to services and nobody
 )
 
-// maxAccounts bounds /etc/passwd and its like, in bytes: the guest reads them too.
+// maxAccounts bounds /etc/passwd and similar files, in bytes: the guest reads them too.
 const maxAccounts = 1 << 20
 
 // Files whose content does not depend on the image.
@@ -31,27 +31,26 @@ const (
 10.0.0.1 postern.internal
 `
 	resolvConf = "nameserver 10.0.0.1\noptions timeout:5 attempts:2\n"
-	// There is no syslog to tell.
+	// Sandboxes have no syslog.
 	sudoers = "user ALL=(ALL:ALL) NOPASSWD: ALL\nDefaults !syslog\n"
 )
 
-// Where distributions have their public certificate authorities: Debian and Alpine,
-// Red Hat, Alpine's other name, SUSE. The guest adds the sandbox's own to each, see its
-// trust.go.
+// The paths of the bundles of public certificate authorities: of Debian and Alpine, Red
+// Hat, Alpine again, SUSE. The guest adds the sandbox's authority to each, see trust.go of
+// package guest.
 const trustBundle = "/etc/ssl/certs/ca-certificates.crt"
 
 func trustBundles() []string {
 	return []string{trustBundle, "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem", "/etc/ssl/ca-bundle.pem"}
 }
 
-// Provision puts into the tree what every sandbox needs inside: an account for agents'
-// code with its home directory, the names of hosts, the directories that the guest and
-// E2B's clients expect, and mount points. Nothing of the image runs, so images without
-// a shell work too. It is idempotent. A build calls it before its first step, and once
-// more after its last one.
+// Provision adds what every sandbox needs to the tree: an account for agents' code with
+// its home directory, files for name resolution, the directories that the guest and E2B's
+// clients expect, and mount points. It runs no program of the image, so images without a
+// shell work too. It is idempotent. A build calls it before its first step.
 //
-// The image may be hostile: a link never leads out of the tree, and files that are too
-// large or of a wrong type are errors that wrap [ErrInvalid].
+// The image may be hostile: a link never leads out of the tree. If a file is too large or
+// has the wrong type, the error wraps [ErrInvalid].
 func (t *Tree) Provision() error {
 	for _, step := range []func() error{t.directories, t.names, t.accounts, t.trust, t.placeGuest} {
 		if err := step(); err != nil {
@@ -61,9 +60,9 @@ func (t *Tree) Provision() error {
 	return nil
 }
 
-// directories makes the directories of each sandbox.
+// directories creates the directories that each sandbox needs.
 func (t *Tree) directories() error {
-	// The kernel mounts over these. A link there would make it mount elsewhere.
+	// Mount points. A link in place of one would make the kernel mount elsewhere.
 	for _, name := range []string{"proc", "sys", "dev", "run"} {
 		if err := t.real(trail{t.root}, name); err != nil {
 			return err
@@ -77,8 +76,8 @@ func (t *Tree) directories() error {
 	}
 	for _, d := range []struct {
 		path string
-		mode uint32 // that it gets if it is missing
-		set  bool   // or also if it exists
+		mode uint32 // of a new directory
+		set  bool   // apply mode to an existing directory, too
 	}{
 		{"/etc", 0o755, false},
 		{"/root", 0o700, false},
@@ -103,7 +102,7 @@ func (t *Tree) directories() error {
 	return nil
 }
 
-// real makes a directory unless there is one; a link is none.
+// real creates a directory unless there is one. It replaces a link to a directory.
 func (t *Tree) real(dir trail, name string) error {
 	if d := dir.last().Entries[name]; d != nil && d.Kind() == unix.S_IFDIR {
 		return nil
@@ -112,10 +111,10 @@ func (t *Tree) real(dir trail, name string) error {
 	return err
 }
 
-// local lets the account of agents' code install programs below /usr/local. E2B opens it
-// for everybody, but there may be users that must not replace what the agent runs.
-// Nobody but root may change /usr/local/sbin, where the guest is: the sticky bit above
-// it keeps others from putting another directory there.
+// local lets the account of agents' code install programs in /usr/local. E2B makes it
+// writable for all users, but other users must not replace programs that the agent runs.
+// Only root may change /usr/local/sbin, where the guest is: the sticky bit of /usr/local
+// keeps other users from replacing it.
 func (t *Tree) local(uid, gid uint32) error {
 	local, err := t.makeDir("/usr/local", 0o755)
 	if err != nil {
@@ -133,7 +132,7 @@ func (t *Tree) local(uid, gid uint32) error {
 	}); err != nil {
 		return err
 	}
-	if sbin != local { // a link to it
+	if sbin != local { // equal if sbin is a link to it
 		local.Mode, local.UID, local.GID = unix.S_IFDIR|0o1775, 0, gid
 	}
 	if sbin.UID == 0 {
@@ -142,16 +141,16 @@ func (t *Tree) local(uid, gid uint32) error {
 	return nil
 }
 
-// names writes the files by which programs find hosts.
+// names writes the files for name resolution, the machine ID and the rules of sudo.
 func (t *Tree) names() error {
 	for _, f := range []struct {
 		name, content string
 		mode          uint32
 	}{
 		{"/etc/hosts", hosts, 0o644},
-		{"/etc/resolv.conf", resolvConf, 0o644}, // often a link of systemd
+		{"/etc/resolv.conf", resolvConf, 0o644}, // often a link made by systemd
 		{"/etc/hostname", "sandbox\n", 0o644},
-		// Each sandbox gets an ID of its own, and only if the file is there.
+		// The guest writes each sandbox's own ID, but only if the file exists.
 		{"/etc/machine-id", "", 0o444},
 		{"/etc/sudoers.d/postern", sudoers, 0o440},
 	} {
@@ -162,7 +161,7 @@ func (t *Tree) names() error {
 	return nil
 }
 
-// accounts makes the account of agents' code, and root's if there is none.
+// accounts adds the account of agents' code, and root's if it is missing.
 func (t *Tree) accounts() error {
 	passwd, err := t.table("/etc/passwd")
 	if err != nil {
@@ -180,7 +179,7 @@ func (t *Tree) accounts() error {
 	}
 	old := passwd.row(defaultUser)
 	var uid, gid int
-	if old != nil { // an image of our own, or one that has this name
+	if old != nil { // one of our images, or an image with such an account
 		uid, gid = number(old, 2), number(old, 3)
 	} else {
 		uid = passwd.freeFrom(2, firstID)
@@ -201,7 +200,7 @@ func (t *Tree) accounts() error {
 	if err := errors.Join(t.store(passwd), t.store(group)); err != nil {
 		return err
 	}
-	// A locked password. Without a date of its last change it does not expire.
+	// A locked password. It does not expire, because it has no date of its last change.
 	for name, line := range map[string]string{"/etc/shadow": ":!::0:99999:7:::", "/etc/gshadow": ":!::"} {
 		s, err := t.table(name)
 		if err != nil {
@@ -228,12 +227,12 @@ func (t *Tree) accounts() error {
 		return err
 	}
 	if old != nil && (len(old) < 6 || old[5] != "/home/"+defaultUser) {
-		return nil // its home is the image's matter
+		return nil // the image chose another home
 	}
 	return t.home(uint32(uid), uint32(gid))
 }
 
-// home makes the home directory of the account, with the files of /etc/skel.
+// home creates the home directory of the account, with the files of /etc/skel.
 func (t *Tree) home(uid, gid uint32) error {
 	if n, err := t.lookup("/home/" + defaultUser); err == nil && n.Kind() == unix.S_IFDIR {
 		if n.UID == 0 {
@@ -254,7 +253,7 @@ func (t *Tree) home(uid, gid uint32) error {
 	if skel == nil || skel.Kind() != unix.S_IFDIR {
 		return nil
 	}
-	// Only files: by links the home could be in a directory of /etc/skel.
+	// Only files: links could put the home inside a directory of /etc/skel.
 	for _, name := range slices.Sorted(maps.Keys(skel.Entries)) {
 		c := skel.Entries[name]
 		if home.Entries[name] != nil || c.Kind() == unix.S_IFDIR {
@@ -279,8 +278,8 @@ func (t *Tree) shell() string {
 	return "/bin/sh"
 }
 
-// trust makes the bundle of certificates that all tools are pointed to, if the image
-// has none under that name: the guest adds the sandbox's authority to it.
+// trust creates the certificate bundle that all tools are configured to use, unless the
+// image has one. The guest adds the sandbox's authority to it.
 func (t *Tree) trust() error {
 	if _, err := t.lookup(trustBundle); err == nil {
 		return nil
@@ -304,7 +303,7 @@ type table struct {
 	name    string
 	text    string
 	rows    [][]string
-	missing bool // from the tree
+	missing bool // the tree has no such file
 	changed bool
 }
 
@@ -322,7 +321,7 @@ func (t *Tree) table(name string) (*table, error) {
 	return s, nil
 }
 
-// row returns the first row with that name, as programs look it up.
+// row returns the first row with that name. Programs use the first one, too.
 func (s *table) row(name string) []string {
 	for _, r := range s.rows {
 		if r[0] == name {
@@ -355,7 +354,7 @@ func (s *table) freeFrom(column, from int) int {
 	return from
 }
 
-// number returns the ID in a column of a row; -1 if it is none.
+// number returns the ID in a column of a row, or -1 if it is malformed.
 func number(row []string, column int) int {
 	if column < len(row) {
 		if n, err := strconv.ParseUint(row[column], 10, 31); err == nil {
@@ -365,7 +364,7 @@ func number(row []string, column int) int {
 	return -1
 }
 
-// store writes a table back, where a link at its name leads.
+// store writes a changed table back. It follows links.
 func (t *Tree) store(s *table) error {
 	if !s.changed {
 		return nil
@@ -380,7 +379,7 @@ func (t *Tree) store(s *table) error {
 	} else if err != nil {
 		return err
 	}
-	// The node may have another name, which is not to change.
+	// The file may have other names, whose content must not change.
 	dir, name, _, err := t.resolve(s.name, true, false)
 	if err != nil {
 		return err

@@ -17,21 +17,20 @@ type trail []*erofs.Node
 
 func (s trail) last() *erofs.Node { return s[len(s)-1] }
 
-// resolve returns the file of a path. Symbolic links are followed, the last part only
-// if follow is set. The trail is that of the directory of the file, and name the file's
-// name there; the name is empty if the path leads to a directory above it. If the file
-// does not exist, the node is nil.
+// resolve returns the file of a path. It follows symbolic links; those in the last part
+// only if follow is set. The trail is that of the file's directory, and name is the file's
+// name there. The name is empty if the path leads to the last directory of the trail
+// itself. If the file does not exist, the node is nil.
 //
-// With create, missing directories before the last part are made, also those that links
-// lead to.
+// With create, resolve creates missing directories before the last part, including those
+// that links lead to.
 func (t *Tree) resolve(path string, follow, create bool) (dir trail, name string, n *erofs.Node, err error) {
 	dir = trail{t.root}
 	rest, links := path, 0
 	for {
-		// A million entries, each below forty links with a thousand parts, would take
-		// hours.
+		// A million entries, each with forty links of a thousand parts, would take hours.
 		if t.steps++; t.steps > maxSteps {
-			return nil, "", nil, fmt.Errorf("%w: its names have over %d parts in all", ErrInvalid, maxSteps)
+			return nil, "", nil, fmt.Errorf("%w: its names need more than %d lookups", ErrInvalid, maxSteps)
 		}
 		rest = strings.TrimLeft(rest, "/")
 		if rest == "" {
@@ -55,12 +54,12 @@ func (t *Tree) resolve(path string, follow, create bool) (dir trail, name string
 		c := dir.last().Entries[part]
 		switch {
 		case c != nil && c.Kind() == unix.S_IFLNK && (more || follow):
-			// A link to itself would never end.
+			// A link may lead to itself.
 			if links++; links > maxLinks {
-				return nil, "", nil, fmt.Errorf("%w: %.256q: over %d symbolic links", ErrInvalid, path, maxLinks)
+				return nil, "", nil, fmt.Errorf("%w: %.256q: more than %d symbolic links", ErrInvalid, path, maxLinks)
 			}
 			if len(c.Text)+len(rest) > maxPath {
-				return nil, "", nil, fmt.Errorf("%w: %.256q: the path has over %d bytes with its links", ErrInvalid, path, maxPath)
+				return nil, "", nil, fmt.Errorf("%w: %.256q: the path has more than %d bytes with its links", ErrInvalid, path, maxPath)
 			}
 			if strings.HasPrefix(c.Text, "/") {
 				dir = dir[:1]
@@ -83,17 +82,17 @@ func (t *Tree) resolve(path string, follow, create bool) (dir trail, name string
 	}
 }
 
-// put puts a node into a directory, instead of what is there, within the limits.
+// put adds a node to a directory, within the limits. It replaces an existing entry.
 func (t *Tree) put(dir trail, name string, n *erofs.Node) (*erofs.Node, error) {
 	t.text += int64(len(name) + len(n.Text))
 	switch {
 	case len(dir) > maxDepth:
-		// Links can lead to a deep directory again and again.
-		return nil, fmt.Errorf("%w: over %d directories in each other", ErrInvalid, maxDepth)
+		// With links, even short paths can nest directories deeper and deeper.
+		return nil, fmt.Errorf("%w: more than %d nested directories", ErrInvalid, maxDepth)
 	case t.entries >= t.limits.Entries:
-		return nil, fmt.Errorf("%w: over %d files and directories", ErrInvalid, t.limits.Entries)
+		return nil, fmt.Errorf("%w: more than %d files and directories", ErrInvalid, t.limits.Entries)
 	case t.text > maxText:
-		return nil, fmt.Errorf("%w: the names have over %d bytes", ErrInvalid, maxText)
+		return nil, fmt.Errorf("%w: the names have more than %d bytes", ErrInvalid, maxText)
 	}
 	t.entries++
 	dir.last().Entries[name] = n
@@ -109,8 +108,8 @@ func (t *Tree) lookup(path string) (*erofs.Node, error) {
 	return n, err
 }
 
-// makeDir returns the directory of a path. Missing directories are made, of root and
-// with the given permissions.
+// makeDir returns the directory of a path. It creates missing directories, owned by root,
+// the last one with the given permissions.
 func (t *Tree) makeDir(path string, mode uint32) (*erofs.Node, error) {
 	dir, name, n, err := t.resolve(path, true, true)
 	if err != nil {

@@ -1,16 +1,16 @@
-// Package rootfs holds root file systems in memory as trees. A [Tree] has the names,
-// owners and modes of all files. Their contents stay where they are: in an EROFS image
-// or in the tar archive of a layer. A tree is written as one flat EROFS image.
+// Package rootfs represents root file systems as trees in memory. A [Tree] has the names,
+// owners and modes of all files. The contents stay in an EROFS image or in the tar archive
+// of a layer. A tree is written as one flat EROFS image.
 //
 // Layers are never unpacked onto the host. So a hostile layer cannot write outside of
-// its root: there are no paths of the host to write to.
+// its root: no path of the host is involved.
 //
-// What a tree does not keep:
+// A tree does not keep:
 //
-//   - Extended attributes, since gVisor's reader of images has none. So a program with
-//     capabilities in security.capability, such as ping, runs without them.
+//   - Extended attributes, because gVisor does not read them from images. So a program
+//     with file capabilities, such as ping, runs without them.
 //   - Devices and pipes. Each sandbox has its own /dev.
-//   - Times of access and change.
+//   - Access and change times.
 package rootfs
 
 import (
@@ -26,18 +26,18 @@ import (
 	"postern/internal/erofs"
 )
 
-// ErrInvalid means that a layer is malformed or beyond a limit. The text names the
-// entry and the limit.
+// ErrInvalid means that a layer is malformed or exceeds a limit. The text names the entry
+// and the limit.
 var ErrInvalid = errors.New("invalid layer")
 
 // ErrNotExist means that a tree has no such file.
 var ErrNotExist = errors.New("no such file in the image")
 
-// Limits bound what layers may hold. They count everything that was ever put into the
-// tree, also what a later layer removed.
+// Limits bound the contents of layers. They count everything that was ever added to the
+// tree, including files that a later layer removed.
 type Limits struct {
 	Bytes   int64 // of all contents of the tree; 0 means 32 GiB
-	Entries int   // files and directories of the tree; 0 means 1 million
+	Entries int   // files and directories of the tree; 0 means 1,048,576
 }
 
 func (l Limits) orDefault() Limits {
@@ -52,32 +52,32 @@ func (l Limits) orDefault() Limits {
 
 // The limits that callers cannot change.
 const (
-	maxDepth  = 256       // directories in each other
-	maxPath   = 4095      // bytes of an entry's name, as Linux has it
-	maxName   = 255       // bytes of one part of it
-	maxTarget = 4000      // bytes of the target of a symbolic link, which an image can hold
+	maxDepth  = 256       // nested directories
+	maxPath   = 4095      // bytes of an entry's name, as in Linux
+	maxName   = 255       // bytes of one part of a name
+	maxTarget = 4000      // bytes of a symbolic link's target that an image can store
 	maxText   = 256 << 20 // bytes of all names and targets of a tree
-	maxLinks  = 40        // symbolic links in one path, as Linux has it
-	maxSteps  = 1 << 24   // parts of names that are looked up for one layer: less than a second
+	maxLinks  = 40        // symbolic links in one path, as in Linux
+	maxSteps  = 1 << 24   // path lookups for one layer: less than a second
 )
 
-// GuestPath is where the guest's program is mounted in each sandbox. Each image has an
-// empty file there.
+// GuestPath is the path at which the guest's program is mounted in each sandbox. Each
+// image has an empty file there.
 const GuestPath = "/usr/local/sbin/postern-guest"
 
 // A Tree is a root file system in memory. It is not safe for concurrent use.
 type Tree struct {
 	root  *erofs.Node
-	files []*os.File // that contents refer to
+	files []*os.File // opened for the contents
 
 	limits  Limits // of the last layer
-	bytes   int64  // put in so far: of contents
-	entries int    // files and directories
-	text    int64  // bytes of names and targets
-	steps   int64  // parts of names looked up since the last layer began
+	bytes   int64  // of contents, added so far
+	entries int    // files and directories, added so far
+	text    int64  // bytes of names and targets, added so far
+	steps   int64  // path lookups since the last layer began
 }
 
-// New returns a tree that is an empty directory of root.
+// New returns a tree with nothing but its root directory, which belongs to root.
 func New() *Tree {
 	return &Tree{root: newDir(), entries: 1, limits: Limits{}.orDefault()}
 }
@@ -87,7 +87,7 @@ func newDir() *erofs.Node {
 }
 
 // Open returns the tree of an EROFS image that this program wrote. The tree keeps the
-// image open, and the file must not change. The caller closes the tree.
+// image open. The file must not change. The caller closes the tree.
 func Open(path string) (*Tree, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -111,7 +111,7 @@ func Open(path string) (*Tree, error) {
 	return t, nil
 }
 
-// Close closes the files that the tree holds open. Contents cannot be read any more.
+// Close closes the files that the tree keeps open. The contents cannot be read afterwards.
 func (t *Tree) Close() error {
 	var err error
 	for _, f := range t.files {
@@ -122,8 +122,8 @@ func (t *Tree) Close() error {
 }
 
 // WriteImage writes the tree to the empty file w as an EROFS image, with an empty file
-// at [GuestPath]. The same tree gives the same bytes. WriteImage does not sync w. If it
-// returns an error, w holds no image.
+// at [GuestPath]. The same tree produces the same bytes. WriteImage does not sync w. If it
+// returns an error, w is not a valid image.
 func (t *Tree) WriteImage(ctx context.Context, w *os.File) (erofs.Digest, error) {
 	if err := t.placeGuest(); err != nil {
 		return erofs.Digest{}, err
@@ -131,7 +131,7 @@ func (t *Tree) WriteImage(ctx context.Context, w *os.File) (erofs.Digest, error)
 	return erofs.WriteTree(ctx, w, t.root)
 }
 
-// placeGuest puts an empty file where the guest is mounted.
+// placeGuest adds the empty file on which the guest is mounted.
 func (t *Tree) placeGuest() error {
 	dir, base := split(GuestPath)
 	d, err := t.makeDir(dir, 0o755)
@@ -144,9 +144,9 @@ func (t *Tree) placeGuest() error {
 	return nil
 }
 
-// ReadFile returns the content of a regular file. Symbolic links are followed within
-// the tree. More than max bytes are an error that wraps [ErrInvalid]; a missing file is
-// [ErrNotExist].
+// ReadFile returns the content of a regular file. It follows symbolic links within the
+// tree. If the file has more than max bytes, the error wraps [ErrInvalid]. If it does not
+// exist, the error wraps [ErrNotExist].
 func (t *Tree) ReadFile(name string, max int64) ([]byte, error) {
 	n, err := t.lookup(name)
 	if err != nil {
@@ -160,7 +160,7 @@ func readNode(name string, n *erofs.Node, max int64) ([]byte, error) {
 	case n.Kind() != unix.S_IFREG:
 		return nil, fmt.Errorf("%w: %.256q is not a regular file", ErrInvalid, name)
 	case n.Size > max:
-		return nil, fmt.Errorf("%w: %.256q has %d bytes; at most %d are read", ErrInvalid, name, n.Size, max)
+		return nil, fmt.Errorf("%w: %.256q has %d bytes, at most %d are allowed", ErrInvalid, name, n.Size, max)
 	case n.From == nil:
 		return []byte(n.Text), nil
 	}
@@ -173,8 +173,8 @@ func readNode(name string, n *erofs.Node, max int64) ([]byte, error) {
 	return b, nil
 }
 
-// WriteFile puts a regular file of root into the tree, and the directories above it. A
-// symbolic link at name is replaced, and a directory is an error.
+// WriteFile adds a regular file owned by root to the tree, and missing parent directories.
+// It replaces a file or symbolic link at name, and fails if there is a directory.
 func (t *Tree) WriteFile(name, content string, mode uint32) error {
 	dir, base := split(name)
 	d, err := t.makeDir(dir, 0o755)
@@ -191,8 +191,8 @@ func (t *Tree) WriteFile(name, content string, mode uint32) error {
 	return nil
 }
 
-// walk calls f with each file and its path, in the order of names: a directory before
-// what is in it. A file with several names comes with each.
+// walk calls f with each file and its path, sorted by name, each directory before its
+// entries. It calls f for each name of a file.
 func (t *Tree) walk(f func(path string, n *erofs.Node) error) error {
 	return walk("", t.root, f)
 }
@@ -204,7 +204,7 @@ func split(name string) (dir, base string) {
 	return name[:i+1], name[i+1:]
 }
 
-// badName reports whether one part of a path cannot be the name of a file.
+// badName reports whether one part of a path is not a valid file name.
 func badName(s string) bool {
 	return s == "" || s == "." || s == ".." || len(s) > maxName || strings.ContainsAny(s, "/\x00")
 }

@@ -15,12 +15,12 @@ import (
 	"postern/internal/erofs"
 )
 
-// A Document says what a tree is, for the record of what is in it.
+// A Document describes a tree for its SPDX document.
 type Document struct {
 	Name    string       // of the template
 	Image   erofs.Digest // of the tree's image
 	Layers  []string     // digests from the bottom up: "sha256:" and 64 hex digits
-	Created time.Time    // of the record
+	Created time.Time    // of the document
 	Tool    string       // that made it, with its version: "postern-1.2"
 }
 
@@ -67,9 +67,9 @@ type (
 	}
 )
 
-// WriteSPDX writes what is in the tree as a document in SPDX 2.3 (JSON): the image, its
-// layers and the packages. Files are counted, not listed. The same tree and the same
-// Document give the same bytes.
+// WriteSPDX writes the contents of the tree as an SPDX 2.3 document in JSON: the image, its
+// layers and the packages. Files are counted, not listed. The same tree and Document
+// produce the same bytes.
 func (t *Tree) WriteSPDX(w io.Writer, d Document) error {
 	const document, image = "SPDXRef-DOCUMENT", "SPDXRef-image"
 	out := spdxDocument{
@@ -146,7 +146,7 @@ func (t *Tree) system() string {
 	return "linux"
 }
 
-// count returns the number of regular files and their bytes.
+// count returns the number of regular files and their total size in bytes.
 func (t *Tree) count() (files, bytes int64) {
 	seen := map[*erofs.Node]bool{}
 	_ = t.walk(func(_ string, n *erofs.Node) error {

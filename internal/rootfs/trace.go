@@ -12,25 +12,25 @@ import (
 	"postern/internal/erofs"
 )
 
-// The guest leaves traces in its sandbox: names, identity and the certificate of the
+// The guest leaves traces in its sandbox: names, the machine ID and the certificate of the
 // sandbox's authority, see trust.go, identity.go and settings.go of package guest. They
-// are of one sandbox, and must not get into a template.
+// belong to one sandbox, and must not get into a template.
 
-// traces returns the files that the guest writes anew in each sandbox. What is in a
-// directory counts too.
+// traces returns the files that the guest writes in each sandbox. For a directory,
+// everything in it is meant.
 func traces() []string {
 	return []string{
 		"/run/postern", "/run/e2b", "/etc/hosts", "/etc/hostname", "/etc/machine-id", "/etc/resolv.conf",
-		// The certificate, and the links to it: of the guest, and of
-		// update-ca-certificates.
+		// The certificate, and the links to it that the guest and update-ca-certificates
+		// make.
 		"/usr/local/share/ca-certificates/postern.crt", "/etc/ssl/certs/65ab4b79.0", "/etc/ssl/certs/postern.pem",
-		// While the guest replaces a file.
+		// Temporary files of the guest.
 		"/etc/hosts.new", "/etc/hostname.new", "/etc/machine-id.new", "/usr/local/share/ca-certificates/postern.crt.new",
 	}
 }
 
-// volatile returns files that say when something was installed, or cache that. With
-// them no two builds of one definition would have the same digest.
+// volatile returns logs and caches that contain times. With them, no two builds of one
+// definition would have the same digest.
 func volatile() []string {
 	return []string{
 		"/var/log/apt", "/var/log/dpkg.log", "/var/log/alternatives.log", "/var/log/bootstrap.log", "/var/log/fontconfig.log",
@@ -40,12 +40,12 @@ func volatile() []string {
 	}
 }
 
-// volatileAtHome returns the same of home directories.
+// volatileAtHome returns such files in home directories.
 func volatileAtHome() []string {
 	return []string{".npm/_logs", ".npm/_cacache", ".npm/_update-notifier-last-checked", ".cache/pip", ".wget-hsts"}
 }
 
-// The guest's part of a bundle of certificates, as its trust.go has it.
+// The guest's part of a certificate bundle, see trust.go of package guest.
 const (
 	trustBegin = "# Postern begins: the certificate authority of this sandbox.\n"
 	trustEnd   = "# Postern ends.\n"
@@ -53,12 +53,12 @@ const (
 	jksAlias   = "postern"
 )
 
-// maxTrust bounds the files that the guest's part is taken out of, in bytes: the guest
-// puts none into larger ones.
+// maxTrust is the largest file, in bytes, that is searched for the guest's part. The guest
+// does not change larger files.
 const maxTrust = 8<<20 + trustSize
 
-// untrace takes the traces of the sandbox out of a tree that began as below, which gives
-// what was there before.
+// untrace removes the traces of the sandbox from a tree that started as below. It restores
+// files that were in below.
 func (t *Tree) untrace(below *Tree) error {
 	for _, path := range append(traces(), volatile()...) {
 		t.restore(below, path)
@@ -86,7 +86,7 @@ func (t *Tree) untrace(below *Tree) error {
 	return nil
 }
 
-// some returns the first names in a directory, as many as the guest looks at.
+// some returns the first names in a directory, as many as the guest reads.
 func (t *Tree) some(dir string) []string {
 	n, err := t.lookup(dir)
 	if err != nil {
@@ -96,7 +96,7 @@ func (t *Tree) some(dir string) []string {
 	return names[:min(len(names), 32)]
 }
 
-// restore puts the file of a path back to what it was.
+// restore restores the file of a path to its state in below.
 func (t *Tree) restore(below *Tree, path string) {
 	dir, name, _, err := t.resolve(path, false, false)
 	if err != nil || name == "" || len(dir) == 0 {
@@ -107,13 +107,13 @@ func (t *Tree) restore(below *Tree, path string) {
 		delete(dir.last().Entries, name)
 		return
 	}
-	// A copy: the agent may have made a link to this directory where the next path is
-	// restored, and below must not change.
+	// Copy the file: the agent may have linked a later path to this directory, and below
+	// must not change.
 	dir.last().Entries[name] = copied(was, map[*erofs.Node]*erofs.Node{})
 }
 
-// untrust takes the sandbox's authority out of a bundle of certificates or a trust
-// store of Java.
+// untrust removes the sandbox's authority from a certificate bundle or a trust store of
+// Java.
 func (t *Tree) untrust(below *Tree, path string) error {
 	dir, name, n, _ := t.resolve(path, true, false)
 	if n == nil || n.Kind() != unix.S_IFREG || n.Size > maxTrust {
@@ -150,7 +150,7 @@ func (t *Tree) untrust(below *Tree, path string) error {
 	return nil
 }
 
-// withoutTrust returns a bundle without the guest's parts, and whether there were any.
+// withoutTrust returns a bundle without the guest's parts, and whether it had any.
 func withoutTrust(b []byte) ([]byte, bool) {
 	var kept strings.Builder
 	found := false
@@ -160,7 +160,7 @@ func withoutTrust(b []byte) ([]byte, bool) {
 		if !begins {
 			return []byte(kept.String()), found
 		}
-		// Without a bound the search would be quadratic in what the agent wrote.
+		// Without a bound the search would be quadratic, and the agent controls the size.
 		rest = part
 		end := strings.Index(part[:min(len(part), trustSize-len(trustBegin))], trustEnd)
 		if end < 0 { // not the guest's
@@ -171,8 +171,8 @@ func withoutTrust(b []byte) ([]byte, bool) {
 	}
 }
 
-// withoutJKS returns a trust store of Java in its format JKS without the guest's entry,
-// and whether there was one. See jks.go of package guest for the format.
+// withoutJKS returns a Java trust store in JKS format without the guest's entry, and
+// whether it had one. See jks.go of package guest for the format.
 func withoutJKS(b []byte) ([]byte, bool) {
 	const head = 12 // magic number, version, count
 	if len(b) < head+sha1.Size || binary.BigEndian.Uint32(b) != 0xfeedfeed {
@@ -201,11 +201,11 @@ func withoutJKS(b []byte) ([]byte, bool) {
 	return append(out, jksSum(out)...), true
 }
 
-// jksEntry returns the size and the alias of the first entry; 0 if it is not a whole
-// trusted certificate.
+// jksEntry returns the size and alias of the first entry. The size is 0 if the entry is not
+// a complete trusted certificate.
 func jksEntry(b []byte) (size int, alias string) {
 	at := 0
-	field := func(bytes int) []byte { // a length of that size, and as much
+	field := func(bytes int) []byte { // a length with so many bytes, and the value
 		n := 0
 		for range bytes {
 			if at >= len(b) {
@@ -227,7 +227,7 @@ func jksEntry(b []byte) (size int, alias string) {
 	}
 	at = 4
 	name := field(2)
-	at += 8 // when it was made
+	at += 8 // the creation time
 	field(2)
 	field(4)
 	if at > len(b) {
