@@ -1,15 +1,15 @@
-// Package mcpgateway is the program mcp-gateway of sandboxes, which E2B's SDK starts
-// for Sandbox.create({mcp}): it starts servers of the Model Context Protocol that speak
-// over standard input and output, and serves their tools together over HTTP.
+// Package mcpgateway implements the program mcp-gateway in sandboxes. E2B's SDK starts it
+// for Sandbox.create({mcp}). It starts servers of the Model Context Protocol that use
+// standard input and output, and serves their tools together over HTTP.
 //
 //	mcp-gateway --config JSON    start the servers in the background; $GATEWAY_ACCESS_TOKEN is the token
 //	mcp-gateway pull NAME...     install the packages of servers, in the build of a template
 //
-// Each server has a user of its own and an environment of what it is given. All of it
-// runs inside one sandbox, next to the code that it serves, so it protects nothing
-// outside: what servers may reach is decided by the wall, which calls from outside reach
-// them by the server's proxy. It must not hold a credential: where the configuration
-// names a secret it has a sentinel.
+// Each server has its own user, and an environment with nothing but its own variables.
+// The gateway runs in the sandbox, next to the code that it serves, so it is not a
+// security boundary. The wall decides what servers may reach, and Postern's proxy decides
+// which outside calls reach them. The gateway must not hold credentials: it has sentinels
+// in place of secrets.
 package mcpgateway
 
 import (
@@ -25,17 +25,17 @@ import (
 	"sync"
 )
 
-// Port is where the gateway serves, at [Path]. Both are E2B's.
+// Port is the port of the gateway, which serves at [Path]. Both are E2B's.
 const (
 	Port = 50005
 	Path = "/mcp"
 )
 
-// Variable is the environment variable of a sandbox by which its server tells the
-// gateway what is not in its configuration, as a [Told] in JSON.
+// Variable is the environment variable with which Postern passes a [Told] in JSON to the
+// gateway.
 const Variable = "POSTERN_MCP"
 
-// Separator stands between the names of a server and of its tool.
+// Separator separates the name of a server from the name of its tool.
 const Separator = "__"
 
 // The limits of a configuration.
@@ -44,30 +44,31 @@ const (
 	MaxServers = 20
 )
 
-// Told is what the server tells a gateway.
+// Told is what Postern tells a gateway in addition to the configuration.
 type Told struct {
-	// Catalog has the operator's entries for the servers of the configuration.
+	// Catalog has the operator's entries for the servers in the configuration.
 	Catalog Catalog `json:"catalog,omitempty"`
-	// Secrets are the sentinels that stand for the placeholders of secrets, by name.
+	// Secrets are the sentinels of secrets, by the name in their placeholders.
 	Secrets map[string]string `json:"secrets,omitempty"`
 }
 
-// A Catalog has servers by their names.
+// A Catalog maps names to servers.
 type Catalog map[string]Entry
 
-// An Entry says how a server is installed and started. In Args and Env, ${KEY} stands
-// for a key of the server's configuration and ${HOME} for its home directory. A list is
-// several arguments. What names a missing key is left out.
+// An Entry says how to install and start a server. In Args and Env, ${KEY} stands for a
+// key of the server's configuration and ${HOME} for its home directory. A list becomes
+// several arguments. An argument or variable that names a missing key is left out.
 type Entry struct {
-	NPM     string   `json:"npm,omitempty"`     // a package of npm
-	Version string   `json:"version,omitempty"` // of NPM, exactly
-	Debian  []string `json:"debian,omitempty"`  // packages of Debian
+	NPM     string   `json:"npm,omitempty"`     // npm package
+	Version string   `json:"version,omitempty"` // exact version of NPM
+	Debian  []string `json:"debian,omitempty"`  // Debian packages
 	Command string   `json:"command"`           // a program of the package, or a path
 	Args    []string `json:"args,omitempty"`
-	// Env is the environment beside PATH, HOME, LANG and how to reach the wall.
+	// Env is the environment in addition to PATH, HOME, LANG and the variables for the
+	// wall.
 	Env map[string]string `json:"env,omitempty"`
 	// Secrets are the keys of the configuration that hold credentials, each with the
-	// hosts that they are for.
+	// hosts that the credential is for.
 	Secrets map[string][]string `json:"secrets,omitempty"`
 }
 
@@ -83,15 +84,15 @@ func Builtin() Catalog {
 	return c
 }
 
-// Merge returns c with the entries of more, which win.
+// Merge returns c with the entries of more, which replace entries of the same name.
 func (c Catalog) Merge(more Catalog) Catalog {
 	out := maps.Clone(c)
 	maps.Copy(out, more)
 	return out
 }
 
-// The forms of names. They are compiled when they are needed: this program is also the
-// guest, which every sandbox starts.
+// The forms of names. They are compiled at their first use, because this program is also
+// the guest, which every sandbox starts.
 var (
 	serverName  = form(`^[A-Za-z0-9][A-Za-z0-9.-]{0,63}$`)
 	npmName     = form(`^(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*$`)
@@ -163,16 +164,16 @@ type custom struct {
 // A Server is one server of a configuration.
 type Server struct {
 	Name  string // in the configuration
-	Slug  string // begins the names of its tools
+	Slug  string // prefix of the names of its tools
 	Entry Entry
-	// Values are the values of its configuration, as texts.
+	// Values are the values of its configuration, as strings.
 	Values map[string][]string
 
-	custom *custom // nil for one of the catalogue
+	custom *custom // nil for a server of the catalogue
 }
 
-// ParseConfig parses the configuration of a gateway: an object with the servers by
-// their names. Its error names the server and the field.
+// ParseConfig parses the configuration of a gateway: an object that maps names to servers.
+// Its error names the server and the field.
 func ParseConfig(b []byte, c Catalog) ([]Server, error) {
 	if len(b) > MaxConfig {
 		return nil, fmt.Errorf("mcp: has %d bytes, the limit is %d", len(b), MaxConfig)
@@ -227,12 +228,12 @@ func parseServer(name string, b json.RawMessage, c Catalog) (Server, error) {
 		} else if !serverName().MatchString(name) {
 			return s, errors.New("want github/OWNER/REPOSITORY, or a name of letters, digits, dots and hyphens")
 		}
-		// Separator cannot be in it, nor begin at its end.
+		// The slug must not contain Separator, nor its beginning at the end.
 		s.Slug = strings.NewReplacer(".", "-", "_", "-").Replace(s.Slug)
 		return s, nil
 	}
 	if !known {
-		return s, fmt.Errorf("is not in the catalogue (%s); give runCmd for a server of your own, or let the operator extend it with --mcp-catalog", strings.Join(slices.Sorted(maps.Keys(c)), ", "))
+		return s, fmt.Errorf("is not in the catalogue (%s); set runCmd for a server of your own, or ask the operator to add it with --mcp-catalog", strings.Join(slices.Sorted(maps.Keys(c)), ", "))
 	}
 	s.Entry = e
 	for key, raw := range fields {
@@ -245,7 +246,7 @@ func parseServer(name string, b json.RawMessage, c Catalog) (Server, error) {
 	return s, nil
 }
 
-// texts returns a value of a configuration as texts.
+// texts returns a value of a configuration as strings.
 func texts(raw json.RawMessage) ([]string, error) {
 	var v any
 	if err := json.Unmarshal(raw, &v); err != nil {
@@ -255,13 +256,13 @@ func texts(raw json.RawMessage) ([]string, error) {
 		switch v := v.(type) {
 		case string:
 			if strings.ContainsRune(v, 0) {
-				return "", errors.New("has a NUL")
+				return "", errors.New("contains a NUL byte")
 			}
 			return v, nil
 		case float64, bool:
 			return strings.TrimSpace(string(raw)), nil
 		}
-		return "", errors.New("must be a text, a number, true, false or a list of texts")
+		return "", errors.New("must be a string, a number, true, false or a list of strings")
 	}
 	switch v := v.(type) {
 	case nil:
@@ -271,7 +272,7 @@ func texts(raw json.RawMessage) ([]string, error) {
 		for _, e := range v {
 			s, ok := e.(string)
 			if !ok {
-				return nil, errors.New("must be a list of texts")
+				return nil, errors.New("must be a list of strings")
 			}
 			t, err := one(s)
 			if err != nil {
@@ -285,15 +286,16 @@ func texts(raw json.RawMessage) ([]string, error) {
 	return []string{s}, err
 }
 
-// CheckSecrets returns the names of the secrets whose placeholders the configuration has,
-// or an error if it has a credential in the clear, which the sandbox would then have.
+// CheckSecrets returns the names of the secrets whose placeholders are in the
+// configuration. It returns an error if a credential is in plain text, because then code
+// in the sandbox could read it.
 func CheckSecrets(servers []Server) ([]string, error) {
 	var names []string
 	for _, s := range servers {
 		for key, hosts := range s.Entry.Secrets {
 			for _, v := range s.Values[key] {
 				if v != "" && secretPlace().FindString(v) != v {
-					return nil, fmt.Errorf("mcp[%q].%s: is a credential, and code in the sandbox could read it: store it as a secret for %s, and give its placeholder ${e2b.secrets.NAME}", s.Name, key, strings.Join(hosts, ", "))
+					return nil, fmt.Errorf("mcp[%q].%s: is a credential that code in the sandbox could read: store it as a secret for %s, and use its placeholder ${e2b.secrets.NAME}", s.Name, key, strings.Join(hosts, ", "))
 				}
 			}
 		}
@@ -309,7 +311,7 @@ func CheckSecrets(servers []Server) ([]string, error) {
 	return names, nil
 }
 
-// all returns every text of a server's configuration that could have a placeholder.
+// all returns every string of a server's configuration that may have a placeholder.
 func (s *Server) all() (out []string) {
 	for _, v := range s.Values {
 		out = append(out, v...)
@@ -336,8 +338,8 @@ func (t *Told) fill(v string) (string, error) {
 	return out, missing
 }
 
-// expand returns an argument or a value with the server's configuration in it; none if
-// it names a key that is not there.
+// expand replaces the keys in an argument or a variable's value. It returns no strings if
+// a key is missing.
 func (s *Server) expand(v, home string, t *Told) ([]string, error) {
 	out := []string{v}
 	for _, m := range placeholder().FindAllStringSubmatch(v, -1) {
@@ -363,14 +365,14 @@ func (s *Server) expand(v, home string, t *Told) ([]string, error) {
 	return out, nil
 }
 
-// A command is how a server is started.
+// A command is the command line and environment of a server.
 type command struct {
 	path string // or a name, looked up in PATH
 	args []string
 	env  map[string]string
 }
 
-// command returns how s is started.
+// command returns the command that starts s.
 func (s *Server) command(home string, t *Told) (c command, err error) {
 	c.env = map[string]string{}
 	if s.custom != nil {

@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// The limits of what a server says, and how long it may take.
+// The limits for a server's messages and for the time it takes.
 const (
 	maxMessage  = 16 << 20 // bytes
 	maxTools    = 500
@@ -30,7 +30,7 @@ const (
 	callTime    = 10 * time.Minute
 	firstPause  = time.Second
 	longestWait = time.Minute
-	healthyTime = time.Minute // after which a server that ends starts again at once
+	healthyTime = time.Minute // a server that ran longer is restarted after firstPause
 )
 
 // A message is one of JSON-RPC 2.0.
@@ -61,14 +61,14 @@ const (
 	codeInternal = -32603
 )
 
-// A child is a server that is kept running. It is safe for concurrent use.
+// A child keeps one server running. It is safe for concurrent use.
 type child struct {
 	log    *slog.Logger
 	server Server
 	told   Told
 	base   []string // environment that every server has
 	paths  layout
-	uid    uint32 // 0 in tests: the present user
+	uid    uint32 // 0 in tests: the current user
 
 	ready chan struct{} // closed when it serves, or has failed, for the first time
 	once  sync.Once
@@ -79,7 +79,7 @@ type child struct {
 	why   string // why it does not run
 }
 
-// A tool is one of a server, as it says it.
+// A tool is a tool of a server, in the server's own words.
 type tool struct {
 	name string
 	all  map[string]json.RawMessage
@@ -90,7 +90,7 @@ func (c *child) run(ctx context.Context) {
 	defer c.once.Do(func() { close(c.ready) })
 	if err := c.install(ctx, c.log); err != nil {
 		c.failed(fmt.Errorf("install: %w", err))
-		return // nothing changes by trying again
+		return // another attempt would fail, too
 	}
 	pause := firstPause
 	for ctx.Err() == nil {
@@ -119,7 +119,7 @@ func (c *child) failed(err error) {
 	c.once.Do(func() { close(c.ready) })
 }
 
-// state returns why the server does not serve, or an empty text.
+// state returns why the server does not serve, or an empty string.
 func (c *child) state() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,7 +132,7 @@ func (c *child) state() string {
 	return ""
 }
 
-// listed returns the tools of a server that runs.
+// listed returns the tools of the server, if it runs.
 func (c *child) listed() []tool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,14 +211,14 @@ func (c *child) serve(ctx context.Context) error {
 				}
 				continue
 			case <-conn.stuck:
-				err = errors.New("it does not read what it is asked")
+				err = errors.New("it does not read its standard input")
 			case <-conn.done:
 				err = conn.err
 			}
 		}
 	}
 	_ = in.Close()
-	// What it has started must not stay, nor hold its standard error open.
+	// Its child processes must not keep running, nor keep its standard error open.
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	_ = cmd.Wait()
 	if said := words.String(); said != "" {
@@ -227,7 +227,7 @@ func (c *child) serve(ctx context.Context) error {
 	return err
 }
 
-// home returns the server's home directory, which is its own.
+// home creates and returns the server's own home directory.
 func (c *child) home() (string, error) {
 	dir := c.paths.home(&c.server)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
@@ -242,7 +242,7 @@ func (c *child) home() (string, error) {
 	return dir, nil
 }
 
-// attributes are those of a process of the user uid, with a process group of its own.
+// attributes returns the attributes of a process of the user uid in its own process group.
 func attributes(uid uint32) *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Setpgid: true}
 	if uid != 0 {
@@ -262,7 +262,7 @@ func look(name, path string) (string, error) {
 	return "", fmt.Errorf("there is no program %s in %s", name, path)
 }
 
-// lastWords keeps the end of what a server says on standard error.
+// lastWords keeps the end of a server's standard error.
 type lastWords struct {
 	mu sync.Mutex
 	b  []byte
@@ -279,17 +279,17 @@ func (w *lastWords) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String returns it, as one text.
+// String returns the end of standard error on one line.
 func (w *lastWords) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return strings.TrimSpace(strings.ToValidUTF8(string(w.b), "\uFFFD"))
 }
 
-// A conn is a conversation with a server over its standard input and output.
+// A conn is a connection to a server over its standard input and output.
 type conn struct {
-	changed chan struct{} // gets a value when the server says that its tools have changed
-	done    chan struct{} // closed at the end
+	changed chan struct{} // gets a value when the server reports that its tools changed
+	done    chan struct{} // closed when the connection ends
 	err     error         // why it ended, once done is closed
 	stuck   chan struct{} // gets a value when the server does not read
 
@@ -337,8 +337,8 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 	}
 }
 
-// take handles one message of the server. What is not JSON-RPC is passed over: servers
-// print greetings there.
+// take handles one message of the server. It ignores lines that are not JSON-RPC: some
+// servers print greetings.
 func (c *conn) take(line []byte) {
 	var m message
 	if json.Unmarshal(line, &m) != nil || m.Version != "2.0" {
@@ -380,7 +380,7 @@ func (c *conn) send(m message) error {
 	return err
 }
 
-// call asks and waits for the answer.
+// call sends a request and waits for the response.
 func (c *conn) call(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 	w := make(chan message, 1)
 	c.mu.Lock()
@@ -410,12 +410,12 @@ func (c *conn) call(ctx context.Context, method string, params json.RawMessage) 
 		case <-c.done:
 			return nil, c.err
 		case <-ctx.Done():
-			if sent != nil { // it does not even read: it is ended, and started again
+			if sent != nil { // the server does not read: serve stops and restarts it
 				select {
 				case c.stuck <- struct{}{}:
 				default:
 				}
-				return nil, errors.New("it does not read what it is asked")
+				return nil, errors.New("it does not read its standard input")
 			}
 			go func() {
 				_ = c.send(message{Method: "notifications/cancelled", Params: json.RawMessage(`{"requestId":` + id + `}`)})
@@ -425,7 +425,7 @@ func (c *conn) call(ctx context.Context, method string, params json.RawMessage) 
 	}
 }
 
-// begin greets the server and returns its tools.
+// begin initializes the server and returns its tools.
 func (c *conn) begin(ctx context.Context) ([]tool, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
@@ -439,7 +439,7 @@ func (c *conn) begin(ctx context.Context) ([]tool, error) {
 	return c.list(ctx)
 }
 
-// list returns all tools of the server that have a name which can be told apart.
+// list returns all tools of the server that have a valid name.
 func (c *conn) list(ctx context.Context) (out []tool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
@@ -464,7 +464,7 @@ func (c *conn) list(ctx context.Context) (out []tool, err error) {
 			Next  string                       `json:"nextCursor"`
 		}
 		if err := json.Unmarshal(b, &page); err != nil {
-			return nil, errors.New("its list of tools is not one")
+			return nil, errors.New("its list of tools is malformed")
 		}
 		for _, t := range page.Tools {
 			var name string

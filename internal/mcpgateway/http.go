@@ -28,7 +28,7 @@ const (
 // A gateway serves the tools of all servers. It is safe for concurrent use.
 type gateway struct {
 	children []*child
-	token    [sha256.Size]byte // its hash
+	token    [sha256.Size]byte // hash of the token
 	calls    chan struct{}     // semaphore
 }
 
@@ -60,7 +60,7 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequest))
 	if err != nil {
-		http.Error(w, "the message is larger than 4 MiB, or has ended early", http.StatusRequestEntityTooLarge)
+		http.Error(w, "the message is larger than 4 MiB or incomplete", http.StatusRequestEntityTooLarge)
 		return
 	}
 	var m message
@@ -72,7 +72,7 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, http.StatusBadRequest, message{ID: json.RawMessage("null"), Error: &rpcError{Code: codeInvalid, Message: "want a JSON-RPC 2.0 message"}})
 		return
 	}
-	if m.ID == nil || m.Method == "" { // notifications, and answers to questions that we do not ask
+	if m.ID == nil || m.Method == "" { // notifications, and responses although we send no requests
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
@@ -96,7 +96,7 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func answer(w http.ResponseWriter, status int, m message) {
 	m.Version = "2.0"
 	b, err := json.Marshal(m)
-	if err != nil { // a server's answer is JSON, or it was not taken
+	if err != nil { // unreachable: take parsed the server's response as JSON
 		http.Error(w, "internal error", http.StatusInternalServerError)
 		return
 	}
@@ -105,7 +105,7 @@ func answer(w http.ResponseWriter, status int, m message) {
 	_, _ = w.Write(b)
 }
 
-// health says which servers run, without their words.
+// health reports which servers run, without their error texts.
 func (g *gateway) health(w http.ResponseWriter) {
 	states := map[string]string{}
 	for _, c := range g.children {
@@ -143,7 +143,7 @@ func (g *gateway) handle(ctx context.Context, m message) (json.RawMessage, error
 	return nil, &rpcError{Code: codeMethod, Message: "the gateway does not have " + m.Method}
 }
 
-// list returns the tools of all servers that run, with the server's name before theirs.
+// list returns the tools of all running servers, with the server's name as a prefix.
 func (g *gateway) list() (json.RawMessage, error) {
 	all := []map[string]json.RawMessage{}
 	for _, c := range g.children {
@@ -160,7 +160,7 @@ func (g *gateway) list() (json.RawMessage, error) {
 	return json.Marshal(map[string]any{"tools": all})
 }
 
-// call forwards a call to the server that its name begins with.
+// call forwards a call to the server that the tool's name begins with.
 func (g *gateway) call(ctx context.Context, params json.RawMessage) (json.RawMessage, error) {
 	var p map[string]json.RawMessage
 	var full string
@@ -170,7 +170,7 @@ func (g *gateway) call(ctx context.Context, params json.RawMessage) (json.RawMes
 	slug, name, _ := strings.Cut(full, Separator)
 	i := slices.IndexFunc(g.children, func(c *child) bool { return c.server.Slug == slug })
 	if i < 0 || !toolName().MatchString(name) {
-		return nil, &rpcError{Code: codeParams, Message: "there is no tool of that name: tools/list names them"}
+		return nil, &rpcError{Code: codeParams, Message: "there is no tool with that name: see tools/list"}
 	}
 	var err error
 	if p["name"], err = json.Marshal(name); err != nil {
@@ -181,7 +181,7 @@ func (g *gateway) call(ctx context.Context, params json.RawMessage) (json.RawMes
 	}
 	result, err := g.children[i].call(ctx, "tools/call", params)
 	if err == nil && !bytes.HasPrefix(bytes.TrimSpace(result), []byte("{")) {
-		err = errors.New("its answer is no result")
+		err = errors.New("its response is not a valid result")
 	}
 	return result, err
 }

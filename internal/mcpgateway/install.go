@@ -19,18 +19,18 @@ import (
 // installTime bounds the installation of a server.
 const installTime = 10 * time.Minute
 
-// A layout is where the files of the gateway are.
+// A layout has the paths of the gateway.
 type layout struct {
-	root  string // of packages and homes
-	bin   string // PATH of programs of the system
-	owner uint32 // the user that installs packages; 0 in tests: the present one
+	root  string // directory of packages and homes
+	bin   string // PATH of the system's programs
+	owner uint32 // the user that installs packages; 0 in tests: the current user
 }
 
 // standard is the layout in sandboxes.
 var standard = layout{root: "/var/lib/mcp-gateway", bin: "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", owner: firstUser - 1}
 
-// firstUser is the user ID of the first server. None of them is in /etc/passwd, and no
-// package of Debian makes users with such numbers.
+// firstUser is the user ID of the first server. These users are not in /etc/passwd, and no
+// Debian package creates users with such IDs.
 const firstUser = 61000
 
 // packages returns the directory of a server's npm package, or of its repository().
@@ -53,7 +53,7 @@ func (l *layout) path(s *Server) string {
 	return filepath.Join(l.packages(s), "node_modules/.bin") + ":" + l.bin
 }
 
-// work returns where a server is started.
+// work returns the working directory of a server.
 func (l *layout) work(s *Server, home string) string {
 	if s.custom != nil && (s.custom.InstallCmd != "" || repository().MatchString(s.Name)) {
 		return l.packages(s)
@@ -61,7 +61,7 @@ func (l *layout) work(s *Server, home string) string {
 	return home
 }
 
-// install installs what the server needs, unless it is there.
+// install installs the packages that the server needs, unless they are installed.
 func (c *child) install(ctx context.Context, log *slog.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, installTime)
 	defer cancel()
@@ -80,7 +80,8 @@ func (c *child) install(ctx context.Context, log *slog.Logger) error {
 		return nil
 	}
 	log.InfoContext(ctx, "install server", "server", s.Name)
-	// Made under another name: what is there under its own is whole.
+	// Install into a temporary directory and rename it, so that an installed package is
+	// complete.
 	tmp := dir + ".new"
 	if err := os.RemoveAll(tmp); err != nil {
 		return err
@@ -121,7 +122,7 @@ func (c *child) install(ctx context.Context, log *slog.Logger) error {
 	return os.Rename(tmp, dir)
 }
 
-// debian installs packages of Debian that are not installed.
+// debian installs missing Debian packages.
 func (c *child) debian(ctx context.Context) error {
 	missing := []string{}
 	for _, p := range c.server.Entry.Debian {
@@ -139,7 +140,7 @@ func (c *child) debian(ctx context.Context) error {
 	return c.do(ctx, 0, "/", "/root", "apt-get", append([]string{"install", "-qq", "-y", "--no-install-recommends", "--"}, missing...)...)
 }
 
-// do runs a program of an installation, and returns its last words if it fails.
+// do runs a program of an installation. If it fails, the error has the end of its output.
 func (c *child) do(ctx context.Context, uid uint32, dir, home, name string, args ...string) error {
 	path := name
 	if !strings.Contains(name, "/") {

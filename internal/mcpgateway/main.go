@@ -33,8 +33,8 @@ const (
 	logFile   = "/var/log/mcp-gateway.log"
 )
 
-// waitTime is how long the start waits for servers. The SDK gives up after a minute;
-// what takes longer goes on in the background.
+// waitTime is how long the start waits for servers. The SDK gives up after a minute.
+// Slower servers continue to start in the background.
 const waitTime = 45 * time.Second
 
 const usage = "usage: mcp-gateway --config JSON | mcp-gateway pull NAME…"
@@ -61,7 +61,7 @@ func Run(args []string, getenv func(string) string, stdin io.Reader, stdout, std
 	return 0
 }
 
-// order is what the first process gives to the one that serves.
+// order is what the first process passes to the process that serves.
 type order struct {
 	Config json.RawMessage `json:"config"`
 	Told   Told            `json:"told"`
@@ -69,8 +69,8 @@ type order struct {
 	Base   []string        `json:"base"`
 }
 
-// known are the variables of a sandbox that every server gets: how to reach the wall,
-// and the operator's mirrors. The rest may hold what its creator gave to programs.
+// known are the variables of the sandbox that every server gets: those for the wall and for
+// the operator's mirrors. Other variables may hold secrets of the sandbox's creator.
 var known = []string{
 	"NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "AWS_CA_BUNDLE", "PIP_CERT", "DENO_CERT", "CARGO_HTTP_CAINFO", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
 	"npm_config_registry", "YARN_NPM_REGISTRY_SERVER", "PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "GOPROXY", "TZ",
@@ -85,7 +85,7 @@ func environment(getenv func(string) string) (out []string) {
 	return out
 }
 
-// told returns what the sandbox's server has told.
+// told returns what Postern has told the gateway.
 func told(getenv func(string) string) (t Told, err error) {
 	if v := getenv(Variable); v != "" {
 		if err = json.Unmarshal([]byte(v), &t); err != nil {
@@ -95,10 +95,10 @@ func told(getenv func(string) string) (t Told, err error) {
 	return t, nil
 }
 
-// start starts the gateway in the background, and returns when its servers serve.
+// start starts the gateway in the background, and returns when its servers are ready.
 func start(config string, getenv func(string) string) (err error) {
 	if os.Getuid() != 0 {
-		return errors.New("only root can start it: each server gets a user of its own")
+		return errors.New("only root can start the gateway: each server runs as its own user")
 	}
 	o := order{Config: json.RawMessage(config), Token: getenv("GATEWAY_ACCESS_TOKEN"), Base: environment(getenv)}
 	if o.Token == "" {
@@ -157,7 +157,7 @@ func start(config string, getenv func(string) string) (err error) {
 	case text == "ready":
 		return nil
 	case text == "":
-		return errors.New("it has ended; " + logFile + " says why")
+		return errors.New("the gateway has ended; see " + logFile)
 	default:
 		end()
 		return errors.New(text)
@@ -174,7 +174,7 @@ func end() {
 	if err != nil || pid <= 1 {
 		return
 	}
-	// The number may be another process's by now.
+	// The process ID may have been reused.
 	if args, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline")); err == nil && string(args) == Name+"\x00serve\x00" {
 		_ = syscall.Kill(pid, syscall.SIGTERM)
 		for i := 0; i < 100 && syscall.Kill(pid, 0) == nil; i++ {
@@ -184,10 +184,10 @@ func end() {
 	_ = os.Remove(pidFile)
 }
 
-// serve runs the servers and the gateway. It tells the first process, over file 3, how
-// the start went.
+// serve runs the servers and the gateway. It reports the result of the start to the first
+// process over file 3.
 func serve(stdin io.Reader) error {
-	syscall.CloseOnExec(3) // the servers must not hold it open
+	syscall.CloseOnExec(3) // the servers must not keep it open
 	first := os.NewFile(3, "first process")
 	tell := func(text string) {
 		_, _ = io.WriteString(first, text)
@@ -227,7 +227,7 @@ func serve(stdin io.Reader) error {
 			select {
 			case <-c.ready:
 				if why := c.state(); why != "" {
-					tell("the server " + c.server.Name + " does not start: " + why)
+					tell("the server " + c.server.Name + " did not start: " + why)
 					return
 				}
 			case <-deadline:
@@ -248,7 +248,7 @@ func serve(stdin io.Reader) error {
 	return nil
 }
 
-// children returns the servers of an order, each with a user of its own.
+// children returns the servers of an order, each with its own user.
 func (o *order) children(log *slog.Logger, paths layout) ([]*child, error) {
 	servers, err := ParseConfig(o.Config, Builtin().Merge(o.Told.Catalog))
 	if err != nil {

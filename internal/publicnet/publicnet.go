@@ -1,6 +1,6 @@
 // Package publicnet makes connections of the server to hosts that callers name: the
-// receivers of webhooks and registries of images. It refuses addresses that only this
-// machine and its neighbours reach.
+// receivers of webhooks and registries of images. It refuses addresses of this
+// machine and of private networks.
 //
 // The wall (package egress) decides about sandboxes' connections. This package is for
 // the server's own.
@@ -66,8 +66,8 @@ func (g Guard) Check(a netip.AddrPort) error {
 	return nil
 }
 
-// control is called by the dialer with each resolved address, right before it
-// connects. So there is no second lookup in between that DNS rebinding could use.
+// control is called by the dialer with each resolved address, right before it connects.
+// There is no further lookup in between, so DNS rebinding has no effect.
 func (g Guard) control(_ context.Context, _, address string, _ syscall.RawConn) error {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -76,8 +76,8 @@ func (g Guard) control(_ context.Context, _, address string, _ syscall.RawConn) 
 	return g.Check(a)
 }
 
-// Dial returns a function that connects to HOST:PORT at the addresses that the guard
-// allows. It asks r for names; timeout is for one connection.
+// Dial returns a function that connects to HOST:PORT, if the guard allows the address. It
+// resolves names with r. The timeout is for one connection.
 func (g Guard) Dial(r *net.Resolver, timeout time.Duration) func(ctx context.Context, network, address string) (net.Conn, error) {
 	d := &net.Dialer{Timeout: timeout, ControlContext: g.control, Resolver: r}
 	return func(ctx context.Context, network, address string) (net.Conn, error) {

@@ -29,9 +29,9 @@ import (
 	"postern/internal/store"
 )
 
-// A BenchRequest asks for a bench.
+// A BenchRequest describes the bench to open.
 type BenchRequest struct {
-	Base     Base          // what it starts from; StartCmd and ReadyCmd do not run
+	Base     Base          // what the bench starts from; StartCmd and ReadyCmd do not run
 	CPUs     float64       // cores; 0 means the server's default
 	MemoryMB int64         // mebibytes; 0 means the server's default
 	DiskMB   int64         // mebibytes that all steps together may write; 0 means the server's default
@@ -46,20 +46,20 @@ type Command struct {
 	Env  map[string]string // in addition to the template's
 }
 
-// Unpack says where the files of an archive go. The archive has the files that were
-// copied, under the names that they have in the context.
+// Unpack says where to put the files of an archive. The files have their names from the
+// build context.
 type Unpack struct {
-	Source string       // path in the archive of what is copied, without glob patterns; empty or "." means everything
-	Dest   string       // a trailing slash means into this directory; relative to Dir
-	User   string       // owner of everything that is made; empty means root
+	Source string       // path in the archive to copy, without glob patterns; empty or "." means everything
+	Dest   string       // relative to Dir; a trailing slash means a directory
+	User   string       // owner of all new files and directories; empty means root
 	Mode   *fs.FileMode // permissions of the copied files; nil keeps those of the archive
 	Dir    string       // absolute; empty means the user's home
 }
 
 // A Bench is a sandbox in which the steps of a build run. It belongs to the project,
 // but is not one of its sandboxes: it is not listed, cannot be reached from outside
-// and has a limit of its own. It has no inbox and no secrets. It ends with Close, at its
-// timeout, or with the server, whatever comes first.
+// and has its own limit. It has no inbox and no secrets. It ends when Close is called, at
+// its timeout, or when the server stops.
 //
 // Its methods are not safe for concurrent use, except for Close.
 type Bench struct {
@@ -80,7 +80,7 @@ type Bench struct {
 // ErrNoShell means that the root file system has no shell.
 var ErrNoShell = errors.New("the template has no shell; run a program by its path")
 
-// errClosed is why a bench has ended that its owner has closed.
+// errClosed is the cause of the end of a bench that was closed.
 var errClosed = errors.New("the build's sandbox has been closed")
 
 const (
@@ -89,8 +89,8 @@ const (
 	benchHost = "build"
 	// largestStepFile is the largest file, in mebibytes, that a step can write.
 	largestStepFile = 2048
-	// layerOverhead is how many bytes a layer may have in addition to the disk: names,
-	// and what the archive adds to each.
+	// layerOverhead is how many bytes a layer may have beyond the size of the disk, for
+	// names and the headers of the archive.
 	layerOverhead = 256 << 20
 	// The frames of the guest's answer to a command, see package guest.
 	frameStdout, frameStderr, frameEnd = 'o', 'e', 'x'
@@ -137,7 +137,7 @@ func (f *Fleet) OpenBench(ctx context.Context, who auth.Principal, r BenchReques
 	return b, nil
 }
 
-// newBench records a bench and claims it. Nothing of it runs yet.
+// newBench records a bench and claims it, without starting it.
 func (f *Fleet) newBench(ctx context.Context, who auth.Principal, r BenchRequest) (*Bench, error) {
 	now := time.Now()
 	s := Info{
@@ -181,8 +181,8 @@ func (f *Fleet) newBench(ctx context.Context, who auth.Principal, r BenchRequest
 	return b, nil
 }
 
-// recordBench appends an entry about a bench, which has no row: it is never taken back,
-// and Recover removes whatever has none.
+// recordBench appends an audit entry about a bench. A bench has no row: it is not resumed
+// after a restart, and Recover removes sandboxes without a row.
 func (f *Fleet) recordBench(ctx context.Context, who auth.Principal, s Info, verb audit.Verb, fields audit.Fields) error {
 	who.Project = s.Project
 	return f.db.Update(ctx, func(tx *store.Tx) error { return audit.Append(ctx, tx, who, verb, s.ID, fields) })
@@ -195,7 +195,7 @@ func (b *Bench) Close() error {
 	return b.closed
 }
 
-// takeDown removes everything of the bench. Its life has ended.
+// takeDown removes everything that belongs to the bench. Its context has ended.
 func (b *Bench) takeDown() {
 	f, ctx := b.fleet, context.WithoutCancel(b.ctx)
 	err := f.takeDown(ctx, b.live)
@@ -226,8 +226,8 @@ type userError string
 func (e userError) Error() string { return "unauthenticated: " + string(e) }
 func (userError) Unwrap() error   { return ErrInvalid }
 
-// ask sends a request to the guest and returns its answer, which is hostile. The caller
-// closes it.
+// ask sends a request to the guest and returns its response, which is hostile. The caller
+// closes the response's body.
 func (b *Bench) ask(ctx context.Context, path string, query url.Values, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest"+path+"?"+query.Encode(), body)
 	if err != nil {
@@ -277,7 +277,7 @@ func printable(s string) string {
 	}, s)
 }
 
-// why returns why ctx, of during, has ended, and otherwise err.
+// why returns the cause if ctx, from during, has ended. Otherwise it returns err.
 func (b *Bench) why(ctx context.Context, err error) error {
 	if b.ctx.Err() != nil {
 		return fmt.Errorf("the build's sandbox has ended: %w", context.Cause(b.ctx)) //nolint:contextcheck // the bench's life says why
@@ -288,7 +288,7 @@ func (b *Bench) why(ctx context.Context, err error) error {
 	return err
 }
 
-// do sends a request whose answer has no content.
+// do sends a request and ignores the content of the response.
 func (b *Bench) do(ctx context.Context, path string, query url.Values, body io.Reader) error {
 	ctx, cancel := b.during(ctx)
 	defer cancel()
@@ -323,8 +323,8 @@ func (b *Bench) Unpack(ctx context.Context, archive io.Reader, o Unpack) error {
 	return nil
 }
 
-// AddUser makes a user with a home and a shell unless there is one of that name. With
-// sudo it may become root without a password.
+// AddUser adds a user with a home and a shell, unless it exists. With sudo, the user may
+// become root without a password.
 func (b *Bench) AddUser(ctx context.Context, name string, sudo bool) error {
 	if err := b.do(ctx, "/bench/user", url.Values{"name": {name}, "sudo": {strconv.FormatBool(sudo)}}, nil); err != nil {
 		return fmt.Errorf("add user: %w", err)
@@ -332,8 +332,8 @@ func (b *Bench) AddUser(ctx context.Context, name string, sudo bool) error {
 	return nil
 }
 
-// MakeDir makes a directory, which may exist, and those above it. User owns all that
-// were made; empty means root.
+// MakeDir creates a directory and missing parents. The directory may exist. User owns the
+// new directories; empty means root.
 func (b *Bench) MakeDir(ctx context.Context, path, user string) error {
 	if err := b.do(ctx, "/bench/dir", url.Values{"path": {path}, "user": {user}}, nil); err != nil {
 		return fmt.Errorf("make directory: %w", err)
@@ -341,9 +341,9 @@ func (b *Bench) MakeDir(ctx context.Context, path, user string) error {
 	return nil
 }
 
-// Run runs a command and returns its exit code when it has ended; -1 if a signal ended
-// it. Whatever it left running is killed. Output gets each line without its end, in
-// pieces if it is long; stream is "stdout" or "stderr". What it prints is hostile.
+// Run runs a command and returns its exit code, or -1 if a signal ended it. Then it kills
+// the processes that the command left running. Output gets each line without its newline,
+// long lines in pieces; stream is "stdout" or "stderr". The output is hostile.
 func (b *Bench) Run(ctx context.Context, c Command, output func(stream, line string)) (code int, err error) {
 	ctx, cancel := b.during(ctx)
 	defer cancel()
@@ -367,7 +367,7 @@ func (b *Bench) Run(ctx context.Context, c Command, output func(stream, line str
 	return code, nil
 }
 
-// readFrames reads the answer to a command, which is hostile, until its end.
+// readFrames reads the guest's response to a command until its end. It is hostile.
 func readFrames(r io.Reader, output func(stream, line string)) (code int, err error) {
 	in := bufio.NewReaderSize(r, 32<<10)
 	out, errs := lines{stream: "stdout", to: output}, lines{stream: "stderr", to: output}
@@ -436,8 +436,8 @@ func (l *lines) end() {
 	}
 }
 
-// ownFiles reports whether a file of a layer is the guest's own: it is about this one
-// sandbox, and each sandbox gets its own.
+// ownFile reports whether the guest wrote a file of a layer for this sandbox only. Each
+// sandbox gets its own version of the file.
 func ownFile(name string) bool {
 	switch name {
 	case "etc/hosts", "etc/hostname", "etc/machine-id", "tmp/.X11-unix", "usr/local/sbin/postern-guest", "etc/hosts.new", "etc/hostname.new", "etc/machine-id.new":
@@ -446,13 +446,13 @@ func ownFile(name string) bool {
 	return strings.HasPrefix(name, "run/postern/") || strings.HasPrefix(name, "run/e2b/") || strings.HasPrefix(name, "tmp/.X11-unix/")
 }
 
-// WriteLayer writes everything that has been written on the bench so far as a tar
-// archive. Names begin with "./", and a directory comes before what is in it; beyond
-// that there is no order. A removed file is a character device 0:0, and a directory that
-// hides the one below has the extended attribute trusted.overlay.opaque. What the guest
-// wrote for this one sandbox is not in it. The archive is hostile.
+// WriteLayer writes all changes on the bench so far as a tar archive. Names begin with
+// "./". A directory precedes its entries, which are otherwise in no particular order. A
+// removed file is a character device 0:0. A directory that hides the one below has the
+// extended attribute trusted.overlay.opaque. Files that the guest wrote for this sandbox
+// are left out. The archive is hostile.
 //
-// Background processes have ended before, and the sandbox stands still meanwhile.
+// WriteLayer ends background processes first, and pauses the sandbox while it writes.
 func (b *Bench) WriteLayer(ctx context.Context, w *os.File) error {
 	ctx, cancel := b.during(ctx)
 	defer cancel()
@@ -478,8 +478,8 @@ func (b *Bench) WriteLayer(ctx context.Context, w *os.File) error {
 	return nil
 }
 
-// filterLayer copies a layer without the guest's own files. Contents may be up to most
-// bytes: an archive can say in few bytes that a file has many.
+// filterLayer copies a layer without the guest's own files. The contents may have at most
+// most bytes: the archive of a large sparse file can be small.
 func filterLayer(w io.Writer, r io.Reader, most int64) error {
 	tr, tw := tar.NewReader(r), tar.NewWriter(w)
 	gone := map[string]bool{} // removed files

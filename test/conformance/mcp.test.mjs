@@ -88,7 +88,7 @@ describe('mcp', () => {
       [{ one: { runCmd: '' } }, /runCmd: is empty/],
     ])
       await assert.rejects(Sandbox.create({ mcp: config }), want)
-    await assert.rejects(Sandbox.create({ mcp: { one: { runCmd: 'echo no server >&2; exit 1' } } }), /Failed to start MCP gateway: .*does not start: .*no server/s)
+    await assert.rejects(Sandbox.create({ mcp: { one: { runCmd: 'echo no server >&2; exit 1' } } }), /Failed to start MCP gateway: .*did not start: .*no server/s)
     assert.equal((await server.api('GET', '/v2/sandboxes')).json.length, 1)
   })
 })
