@@ -83,6 +83,12 @@ func (t *templates) source(template string, base Base) source {
 	}
 	s := &templateSnapshot{template: template, base: base}
 	t.all[base.Key] = s
+	// The former server may have made it.
+	if from, err := t.find(base); err == nil && from.dir != "" {
+		s.from = from
+		f.pool.poke()
+		return from
+	}
 	f.workers.Go(func() { t.make(f.background, s) })
 	return source{}
 }
