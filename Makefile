@@ -152,6 +152,7 @@ bench: template
 	CGO_ENABLED=0 go build -trimpath -o bin/runsc gvisor.dev/gvisor/runsc
 	node test/bench.mjs bin/postern 20 $(DENSITY) bin/runsc
 	node test/bench-files.mjs bin/postern
+	node test/bench-templates.mjs bin/postern
 
 FUZZTIME ?= 10s
 fuzz:

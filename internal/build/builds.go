@@ -171,29 +171,6 @@ func (s *Service) checkDefinition(d *Definition) error {
 // maxDefinition is the limit for all texts of a definition together, in bytes.
 const maxDefinition = 1 << 20
 
-// Cancel ends a build of who's project that runs or is in the queue. A waiting build
-// becomes failed. Cancel does nothing if the build has ended.
-func (s *Service) Cancel(ctx context.Context, who auth.Principal, nameOrID, build string) error {
-	if err := mayManage(who); err != nil {
-		return err
-	}
-	err := s.db.UpdateIn(ctx, store.Project(who.Project), func(tx *store.Tx) error {
-		_, b, err := ownBuild(ctx, tx, who, nameOrID, build)
-		if err != nil {
-			return err
-		}
-		if b.State != Waiting {
-			return nil
-		}
-		return fail(ctx, tx, b.ID, Waiting, Failure{Message: errCanceled.Error()})
-	})
-	if err != nil {
-		return fmt.Errorf("cancel build: %w", err)
-	}
-	s.cancel(build, errCanceled)
-	return nil
-}
-
 // fail records that a build has failed, if it is in the state from.
 func fail(ctx context.Context, tx *store.Tx, build string, from State, f Failure) error {
 	text, err := json.Marshal(f)

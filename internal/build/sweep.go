@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"postern/internal/auth"
 	"postern/internal/store"
 )
 
@@ -389,61 +388,3 @@ func (s *Service) dropPulled() error {
 
 // layersSuffix ends the name of the file beside a pulled image that lists its layers.
 const layersSuffix = ".layers.json"
-
-// A Usage is the disk space of a template.
-type Usage struct {
-	Template string // ID
-	Images   int64  // bytes of the images of its builds
-	Layers   int64  // bytes of the layers of its finished builds; templates may share layers
-}
-
-// Usage returns the disk space of each template of who's project.
-func (s *Service) Usage(ctx context.Context, who auth.Principal) (out []Usage, err error) {
-	if err := mayRead(who); err != nil {
-		return nil, err
-	}
-	err = s.db.View(ctx, func(tx *store.Tx) error {
-		builds, err := store.List(ctx, tx, scanBuild, `select `+buildColumns+` from template_build where project_id = $1 order by template_id`, who.Project)
-		if err != nil {
-			return err
-		}
-		type size struct {
-			digest string
-			bytes  int64
-		}
-		sizes, err := store.List(ctx, tx, func(scan func(...any) error) (z size, err error) {
-			err = scan(&z.digest, &z.bytes)
-			return z, err
-		}, `select digest, size from template_layer where project_id = $1`, who.Project)
-		if err != nil {
-			return err
-		}
-		bytes := map[string]int64{}
-		for _, z := range sizes {
-			bytes[z.digest] = z.bytes
-		}
-		var seen map[string]bool
-		for _, b := range builds {
-			if len(out) == 0 || out[len(out)-1].Template != b.Template {
-				out = append(out, Usage{Template: b.Template})
-				seen = map[string]bool{}
-			}
-			u := &out[len(out)-1]
-			if b.Image != "" && !seen[b.Image] {
-				seen[b.Image] = true
-				u.Images += b.Result.Bytes
-			}
-			for _, l := range b.Result.Layers {
-				if !seen[l] {
-					seen[l] = true
-					u.Layers += bytes[l]
-				}
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("usage of templates: %w", err)
-	}
-	return out, nil
-}
