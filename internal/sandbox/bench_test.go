@@ -293,6 +293,35 @@ func TestFullDiskEndsWhoFillsIt(t *testing.T) {
 	}
 }
 
+// TestPooledSandboxHasTheNameThatIsUsed: its owner is told nothing new, so the shell that
+// waits in it is of use.
+func TestPooledSandboxHasTheNameThatIsUsed(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
+		c.Cold, c.Prepare, c.Inboxes, c.Pool = false, []string{"base"}, nil, sandbox.PoolConfig{Min: 1, Max: 1, MemoryMB: 1 << 20}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- f.fleet.Run(ctx) }()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	f.waitFor("the pool is full", func() bool { return f.fleet.PooledOf("base") == 1 })
+	first := f.create(sandbox.Request{Template: "base", Asked: "alias"})
+	f.waitFor("the pool is full again", func() bool { return f.fleet.PooledOf("base") == 1 })
+	f.link.mu.Lock()
+	defer f.link.mu.Unlock()
+	pooled := 0
+	for id, in := range f.link.inits {
+		if id != first.ID && in.EnvVars["E2B_TEMPLATE_ID"] == "alias" {
+			pooled++
+		}
+	}
+	if pooled != 1 {
+		t.Errorf("%d pooled sandboxes have the name, want 1", pooled)
+	}
+}
+
 // TestPoolFollowsDemandForEachTemplate: within the limit of all, the first template keeps
 // its minimum, and a template that is gone has none.
 func TestPoolFollowsDemandForEachTemplate(t *testing.T) {

@@ -168,7 +168,7 @@ func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info
 		// Boot. Memory can be restored only with the mounts that it was saved with,
 		// and neither the template's snapshot nor a pooled sandbox has volumes.
 	default:
-		if c.warm = f.pool.take(base.Key); c.warm != nil {
+		if c.warm = f.pool.take(base.Key, c.info.Asked); c.warm != nil {
 			c.info.ID = c.warm.live.id
 		} else {
 			c.from = f.templates.source(r.Template, base)

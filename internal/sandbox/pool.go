@@ -40,8 +40,9 @@ type pool struct {
 
 // A take is a request for a pooled sandbox.
 type take struct {
-	key string // of the template
-	at  time.Time
+	key   string // of the template
+	asked string // the name that the creator used for it
+	at    time.Time
 }
 
 // A warmSandbox is one in the pool. The pool holds its claim.
@@ -72,11 +73,11 @@ func (p *pool) poke() {
 }
 
 // take removes and returns a pooled sandbox of a template, or nil.
-func (p *pool) take(key string) *warmSandbox {
+func (p *pool) take(key, asked string) *warmSandbox {
 	defer p.poke()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.takes = append(p.takes, take{key, time.Now()})
+	p.takes = append(p.takes, take{key, asked, time.Now()})
 	if over := len(p.takes) - maxTakes; over > 0 {
 		p.takes = slices.Delete(p.takes, 0, over)
 	}
@@ -263,10 +264,25 @@ func (p *pool) add(ctx context.Context, t *templateSnapshot, held int64) bool {
 	return true
 }
 
+// asked returns the name that was last used for a template, or "". A pooled sandbox whose
+// environment has the name that its owner will use need not be told another one. Its
+// first command then finds a shell that is ready.
+func (p *pool) asked(key string) (name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, t := range p.takes {
+		if t.key == key {
+			name = t.asked
+		}
+	}
+	return name
+}
+
 // restore starts a sandbox without owner from the template's snapshot.
 func (p *pool) restore(ctx context.Context, t *templateSnapshot) (_ *warmSandbox, err error) {
 	f := p.fleet
 	s := f.unowned(t.template, t.base)
+	s.Asked = p.asked(t.base.Key)
 	work, l, err := f.claim(ctx, s.ID)
 	if err != nil {
 		return nil, err
