@@ -51,7 +51,7 @@ var only = map[string][]string{
 	"extract": {
 		"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/text/encoding/charmap", "github.com/klauspost/compress/zstd", "github.com/ulikunitz/xz/lzma",
 	},
-	"outgoing": {}, "inject": {}, "seal": {}, "semaphore": {}, "scrub": {}, "leak": {},
+	"outgoing": {}, "inject": {"golang.org/x/net/http/httpguts"}, "seal": {}, "semaphore": {}, "scrub": {}, "leak": {},
 	"mcpgateway": {}, // part of the guest's program
 	"scan":       {"golang.org/x/text/unicode/norm"},
 	"guest": {

@@ -402,6 +402,8 @@ func FuzzFind(f *testing.F) {
 func FuzzParseSignature(f *testing.F) {
 	r := awsRequest()
 	f.Add(r.Header.Get("Authorization"), "20260102T030405Z", "", r.Host)
+	f.Add(strings.Replace(r.Header.Get("Authorization"), "content-length", "content\x00length", 1), "20260102T030405Z", "", r.Host)
+	f.Add(r.Header.Get("Authorization")+"\r\nX: y", "20260102T030405Z", "", r.Host)
 	f.Add("", "", "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential="+accessAWS+"%2F20260102%2Feu-west-1%2Fs3%2Faws4_request&X-Amz-Date=20260102T030405Z&X-Amz-Expires=60&X-Amz-SignedHeaders=host&X-Amz-Signature=0", r.Host)
 	f.Fuzz(func(t *testing.T, authorization, date, query, host string) {
 		r := awsRequest()

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
 	"postern/internal/outgoing"
 )
 
@@ -113,8 +115,12 @@ func ParseSignature(r *outgoing.Request) (*Signature, error) {
 	return s, s.finish(r)
 }
 
-// parseAuthorization parses the header's value.
+// parseAuthorization parses the header's value. The attack: bytes that only one of
+// the proxies and servers on the way reads as the end of the line.
 func parseAuthorization(v string) (*Signature, error) {
+	if strings.ContainsFunc(v, func(c rune) bool { return c < ' ' || c > '~' }) {
+		return nil, errors.New("header Authorization has a character that is not printable ASCII")
+	}
 	name, rest, _ := strings.Cut(v, " ")
 	if name != algorithm {
 		return nil, fmt.Errorf("algorithm %q; only %s can be signed anew", short(name), algorithm)
@@ -169,8 +175,8 @@ func (s *Signature) finish(r *outgoing.Request) error {
 	}
 	s.Time = t
 	for i, name := range s.signed {
-		if name == "" || name != strings.ToLower(name) || i > 0 && s.signed[i-1] >= name {
-			return errors.New("names of signed headers are not in lower case and in order, each once")
+		if !httpguts.ValidHeaderFieldName(name) || name != strings.ToLower(name) || i > 0 && s.signed[i-1] >= name {
+			return errors.New("names of signed headers are not header names in lower case and in order, each once")
 		}
 	}
 	// Without the host anybody who has the request could send it to another one.
