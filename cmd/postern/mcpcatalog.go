@@ -10,7 +10,7 @@ import (
 // mcpCatalog returns the operator's servers of the Model Context Protocol.
 func (c *Config) mcpCatalog() (mcpgateway.Catalog, error) {
 	if c.MCPCatalog == "" {
-		return nil, nil //nolint:nilnil // there are none, which is no error
+		return nil, nil //nolint:nilnil // no file: no further servers
 	}
 	b, err := os.ReadFile(c.MCPCatalog)
 	if err != nil {

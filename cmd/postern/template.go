@@ -65,7 +65,7 @@ when it starts, and the others at their first use. The cache also keeps the
 packages, compressed, for the next version of Postern: base needs 2 GB in all.
 Paused sandboxes and snapshots need the template that they were started from, so
 prune only when those from older versions are gone. The server removes unused
-builds of projects by itself.`,
+builds of projects automatically.`,
 		example: `postern template list
 postern template inspect base --spdx > base.spdx.json
 postern template import app.tar --name app`,

@@ -277,7 +277,7 @@ func same(t *testing.T, dir string, want map[string]bool, check func(path string
 	for _, e := range es {
 		got[e.Name()] = true
 		if !want[e.Name()] {
-			t.Errorf("%s is nobody's", filepath.Join(dir, e.Name()))
+			t.Errorf("%s belongs to no build", filepath.Join(dir, e.Name()))
 		} else if err := check(filepath.Join(dir, e.Name())); err != nil {
 			t.Error(err)
 		}

@@ -17,8 +17,8 @@ func (s *Server) assignTags(w http.ResponseWriter, r *http.Request, who auth.Pri
 	if err := decode(r, &b); err != nil {
 		return err
 	}
-	if len(b.Tags) == 0 || len(b.Tags) > maxTags {
-		return fmt.Errorf("%w: tags: want 1 to %d tags", errRequest, maxTags)
+	if err := checkTags(b.Tags); err != nil {
+		return err
 	}
 	bs, err := s.builds()
 	if err != nil {
@@ -32,6 +32,14 @@ func (s *Server) assignTags(w http.ResponseWriter, r *http.Request, who auth.Pri
 	return nil
 }
 
+// checkTags bounds how many tags a request names.
+func checkTags(tags []string) error {
+	if len(tags) == 0 || len(tags) > maxTags {
+		return fmt.Errorf("%w: tags: want 1 to %d tags", errRequest, maxTags)
+	}
+	return nil
+}
+
 // removeTags removes tags of a template.
 func (s *Server) removeTags(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var b struct {
@@ -41,8 +49,8 @@ func (s *Server) removeTags(w http.ResponseWriter, r *http.Request, who auth.Pri
 	if err := decode(r, &b); err != nil {
 		return err
 	}
-	if len(b.Tags) == 0 || len(b.Tags) > maxTags {
-		return fmt.Errorf("%w: tags: want 1 to %d tags", errRequest, maxTags)
+	if err := checkTags(b.Tags); err != nil {
+		return err
 	}
 	bs, err := s.builds()
 	if err != nil {

@@ -40,7 +40,7 @@ func (s *Server) toTools(t target) bool {
 }
 
 // serveTools forwards a request to the MCP gateway of a sandbox: calls of tools that
-// policy allows, and what is no call. What is forwarded is written anew from what was
+// policy allows, and other messages. What is forwarded is written anew from what was
 // judged. The attack: a message that the gateway reads as another one than we do.
 func (s *Server) serveTools(w http.ResponseWriter, r *http.Request, t target) {
 	r.Header.Del("Upgrade") // the protocol has none, and nothing on it would be judged

@@ -113,7 +113,7 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 			if end := ev.GetEnd(); end != nil {
 				s.killLeftovers()
 				if end.GetExitCode() < 0 { // the number says nothing
-					if err := send(frameStderr, []byte("the command did not exit by itself: "+or(end.GetError(), end.GetStatus())+"\n")); err != nil {
+					if err := send(frameStderr, []byte("the command was ended: "+or(end.GetError(), end.GetStatus())+"\n")); err != nil {
 						return nil // the host has gone
 					}
 				}

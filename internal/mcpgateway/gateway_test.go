@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 func beServer() {
 	in := bufio.NewScanner(os.Stdin)
 	in.Buffer(nil, 1<<20)
-	fmt.Println("welcome to this server") // which is no message
+	fmt.Println("welcome to this server") // not a JSON-RPC message
 	for in.Scan() {
 		var m message
 		if json.Unmarshal(in.Bytes(), &m) != nil || m.ID == nil {

@@ -34,7 +34,7 @@ const SetsHeader = "Postern-Tools"
 // maxSets bounds the names in one request.
 const maxSets = 50
 
-// chosen returns the tools that a request of who asks for, in the order of the table.
+// chosen returns the tools that the request selects, in the order of the table.
 func chosen(r *http.Request, who auth.Principal) ([]*tool, error) {
 	inside, project := who.Kind == auth.Sandbox, who.Kind == auth.Project
 	var names []string

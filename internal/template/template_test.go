@@ -106,7 +106,8 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// TestOtherTemplatesAreBuiltAtTheirFirstUse: who asks is told so, and why it failed.
+// TestOtherTemplatesAreBuiltAtTheirFirstUse: until then the error says that a build runs,
+// or why it failed.
 func TestOtherTemplatesAreBuiltAtTheirFirstUse(t *testing.T) {
 	c, _ := newCache(t, t.TempDir(), "guest")
 	pretend(t, c, c.recipes[0].id())

@@ -319,7 +319,7 @@ func TestBenchesRunStepsInAnyImage(t *testing.T) {
 	if code, _, err := run(sandbox.Command{Args: []string{"tool", "truncate", "/srv/holes", "500000000000"}}); err != nil || code != 1 {
 		t.Errorf("a file of 500 GB: %d, %v", code, err)
 	}
-	if code, out, err := run(sandbox.Command{Args: []string{"tool", "suicide"}}); err != nil || code != -1 || !slices.Contains(out, "stderr: the command did not exit by itself: signal: killed") {
+	if code, out, err := run(sandbox.Command{Args: []string{"tool", "suicide"}}); err != nil || code != -1 || !slices.Contains(out, "stderr: the command was ended: signal: killed") {
 		t.Errorf("a command that is killed: %d, %q, %v", code, out, err)
 	}
 	if code, _, err := run(sandbox.Command{Args: []string{"/bin/bash", "-c", "true"}}); !errors.Is(err, sandbox.ErrNoShell) {
