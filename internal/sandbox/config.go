@@ -86,8 +86,9 @@ type Config struct {
 	Pool PoolConfig
 	// Prepared is how many sandboxes wait without content, so that a start from memory
 	// that finds the pool empty, a resume and a fork only have to restore. They fit
-	// sandboxes of the first template in Prepare with the limits above. Each takes
-	// about 15 MiB and, once, about 0.1 s of processor time. 0 means none.
+	// the last such starts of ten minutes, and beyond these sandboxes of the first
+	// template in Prepare with the limits above. Each takes about 15 MiB and, once,
+	// about 0.1 s of processor time. 0 means none.
 	Prepared int
 	// Snapshots lets callers make snapshots of their sandboxes.
 	Snapshots bool

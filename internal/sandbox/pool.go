@@ -96,7 +96,7 @@ func (f *Fleet) handOver(ctx context.Context, l *liveSandbox, s Info, base Base,
 	defer cancel()
 	ctx, done := f.untilDeath(ctx, l)
 	defer done()
-	defer f.prepared.begin(source{})()
+	defer f.prepared.begin()()
 	f.mu.Lock()
 	l.since, l.traffic = time.Now(), s.Options.Traffic
 	f.mu.Unlock()

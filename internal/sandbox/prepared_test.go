@@ -19,13 +19,14 @@ func TestPreparedSandboxesAreForThoseWhoWait(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- f.fleet.Run(ctx) }()
-	claimed := func() int { _, _, n := f.runtime.Prepared(); return n }
+	claimed := func() int { _, n := f.runtime.Prepared(); return n }
 	wait := func(what string) {
 		t.Helper()
-		f.waitFor(what, func() bool { n, _, _ := f.runtime.Prepared(); return n == 2 })
+		f.waitFor(what, func() bool { ps, _ := f.runtime.Prepared(); return len(ps) == 2 })
 	}
 	wait("two wait")
-	if _, s, _ := f.runtime.Prepared(); s.MemoryMB == 0 || s.CPUs == 0 || s.DiskMB == 0 || s.Processes == 0 || s.Rootfs == "" || s.ID != "" || s.Link != nil {
+	ps, _ := f.runtime.Prepared()
+	if s := ps[0]; s.MemoryMB == 0 || s.CPUs == 0 || s.DiskMB == 0 || s.Processes == 0 || s.Rootfs == "" || s.ID != "" || s.Link != nil {
 		t.Errorf("prepared like %+v, want root file system and limits and nothing else", s)
 	}
 	f.create(sandbox.Request{Template: "base"}) // it may boot, while the template has no snapshot
@@ -55,8 +56,8 @@ func TestPreparedSandboxesAreForThoseWhoWait(t *testing.T) {
 	}
 	cancel()
 	<-done
-	if n, _, _ := f.runtime.Prepared(); n != 0 {
-		t.Errorf("%d wait after the end", n)
+	if ps, _ := f.runtime.Prepared(); len(ps) != 0 {
+		t.Errorf("%d wait after the end", len(ps))
 	}
 }
 
@@ -72,12 +73,12 @@ func TestPoolLeavesPreparedSandboxes(t *testing.T) {
 	for range 3 {
 		f.waitFor("two are pooled, one is prepared", func() bool {
 			pooled, _ := f.fleet.Pooled()
-			n, _, _ := f.runtime.Prepared()
-			return pooled == 2 && n == 1
+			ps, _ := f.runtime.Prepared()
+			return pooled == 2 && len(ps) == 1
 		})
 		f.create(sandbox.Request{Template: "base"})
 	}
-	if _, _, n := f.runtime.Prepared(); n != 0 {
+	if _, n := f.runtime.Prepared(); n != 0 {
 		t.Errorf("got %d that were used, want none", n)
 	}
 	cancel()
@@ -95,8 +96,8 @@ func TestColdServerPreparesOnlyAfterAResume(t *testing.T) {
 	go func() { done <- f.fleet.Run(ctx) }()
 	s := f.create(sandbox.Request{Template: "base"})
 	time.Sleep(600 * time.Millisecond) // more than a refill is delayed
-	if n, _, _ := f.runtime.Prepared(); n != 0 {
-		t.Errorf("%d wait", n)
+	if ps, _ := f.runtime.Prepared(); len(ps) != 0 {
+		t.Errorf("%d wait", len(ps))
 	}
 	if err := f.fleet.Pause(ctx, f.who, s.ID, false); err != nil {
 		t.Fatal(err)
@@ -104,7 +105,70 @@ func TestColdServerPreparesOnlyAfterAResume(t *testing.T) {
 	if _, _, err := f.fleet.Connect(ctx, f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
-	f.waitFor("one waits", func() bool { n, _, _ := f.runtime.Prepared(); return n == 1 })
+	f.waitFor("one waits", func() bool { ps, _ := f.runtime.Prepared(); return len(ps) == 1 })
+	cancel()
+	<-done
+}
+
+// TestPreparedSandboxesFollowDemand: they fit what was started last, of whatever
+// template, and a template that has gone does not keep others from being prepared.
+func TestPreparedSandboxesFollowDemand(t *testing.T) {
+	root := t.TempDir()
+	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
+		c.Cold, c.Prepare, c.Prepared = false, []string{"base"}, 2
+		base := c.Base
+		c.Base = func(ctx context.Context, template string) (sandbox.Base, error) {
+			b, err := base(ctx, "base")
+			if template == "other" {
+				b.Rootfs, b.Key, b.MemoryMB = root, "other", 777
+			}
+			return b, err
+		}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- f.fleet.Run(ctx) }()
+	waiting := func(want int) func() bool {
+		return func() bool {
+			ps, _ := f.runtime.Prepared()
+			others := 0
+			for _, p := range ps {
+				if p.Rootfs == root && p.MemoryMB == 777 {
+					others++
+				}
+			}
+			return len(ps) == 2 && others == want
+		}
+	}
+	f.waitFor("two of base wait", waiting(0))
+	used := func(template string) bool {
+		_, was := f.runtime.Prepared()
+		s := f.create(sandbox.Request{Template: template})
+		if err := f.fleet.Kill(ctx, f.who, s.ID); err != nil {
+			t.Error(err)
+		}
+		_, is := f.runtime.Prepared()
+		return is == was+1
+	}
+	// The first create boots. A sandbox is prepared for the next once starts rest.
+	f.waitFor("a create of the other template that uses one", func() bool {
+		time.Sleep(500 * time.Millisecond)
+		return used("other")
+	})
+	f.waitFor("two of the other", waiting(2))
+	if used("base") {
+		t.Error("a create of base used one of the other template")
+	}
+	f.waitFor("one of each", waiting(1))
+	if !used("base") {
+		t.Error("a create of base did not use the one of base")
+	}
+	f.waitFor("two of base wait, as after the last starts", waiting(0))
+	used("other")
+	f.waitFor("one of each again", waiting(1))
+	f.runtime.RefusePrepare(root)
+	used("base")
+	f.waitFor("two of base wait, since the other cannot", waiting(0))
 	cancel()
 	<-done
 }

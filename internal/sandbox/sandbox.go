@@ -199,13 +199,13 @@ type Runtime interface {
 // not depend on what is restored.
 type Preparer interface {
 	// Prepare makes at most one sandbox that waits for a Start from memory, so that
-	// n wait for a Start with the root file system and limits of s, its only fields
-	// that count. It removes those that are too many or have others; with n = 0 it
-	// removes all. It reports whether there are still fewer than n.
+	// one waits for a Start of each of specs. Of these only the root file system and
+	// the limits count. Earlier ones come first. Prepare removes sandboxes that wait
+	// for none of specs, and reports whether there are still too few.
 	//
 	// They belong to nobody: List does not know them, and they end with this process,
 	// however it ends.
-	Prepare(ctx context.Context, s Spec, n int) (more bool, err error)
+	Prepare(ctx context.Context, specs []Spec) (more bool, err error)
 }
 
 // An Examiner is a [Runtime] that can describe what an unresponsive sandbox is

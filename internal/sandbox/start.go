@@ -112,7 +112,12 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 			err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
 		}
 	}()
-	defer f.prepared.begin(from)()
+	defer f.prepared.begin()()
+	spec := f.frame(base, s.CPUs, s.MemoryMB, s.DiskMB)
+	spec.Unhurried = s.Project == "" || s.bench // for the pool, a template or a build
+	if from.dir != "" && !from.files && !spec.Unhurried && len(s.Options.Volumes) == 0 {
+		f.prepared.use(spec)
+	}
 	f.mu.Lock()
 	l.up, l.since, l.mounted, l.traffic = true, time.Now(), len(s.Options.Volumes) > 0, s.Options.Traffic
 	f.mu.Unlock()
@@ -143,12 +148,8 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 		kept <- err
 	}()
 	inner, end := tracing.Begin(ctx, "start runtime")
-	spec := Spec{
-		ID: s.ID, Rootfs: base.Rootfs, Image: base.Image, Hostname: s.ID, Link: link, From: from.dir, Mounts: mounts,
-		CPUs: s.CPUs, MemoryMB: s.MemoryMB, DiskMB: s.DiskMB, Processes: f.conf.Processes,
-		Env:       []string{"POSTERN_CHANNEL_SHA256=" + f.channelHash(s.ID)},
-		Unhurried: s.Project == "" || s.bench, // for the pool, a template or a build
-	}
+	spec.ID, spec.Hostname, spec.Link, spec.From, spec.Mounts = s.ID, s.ID, link, from.dir, mounts
+	spec.Env = []string{"POSTERN_CHANNEL_SHA256=" + f.channelHash(s.ID)}
 	if body.bench {
 		spec.Hostname, spec.LargestMB = benchHost, largestStepFile
 		spec.Env = append(spec.Env, "POSTERN_BENCH=1", "POSTERN_SERVICES=/dev/null") // services would write files

@@ -132,7 +132,7 @@ func childMain() {
 	}
 	if s.From != "" {
 		for range 2 {
-			if _, err := r.Prepare(context.Background(), s, 2); err != nil {
+			if _, err := r.Prepare(context.Background(), []sandbox.Spec{s, s}); err != nil {
 				fmt.Println(err)
 				os.Exit(1)
 			}

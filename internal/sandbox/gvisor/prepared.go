@@ -79,11 +79,11 @@ func (r *Runtime) name(id string) string {
 }
 
 // Prepare implements [sandbox.Preparer].
-func (r *Runtime) Prepare(ctx context.Context, s sandbox.Spec, n int) (more bool, err error) {
+func (r *Runtime) Prepare(ctx context.Context, specs []sandbox.Spec) (more bool, err error) {
 	r.preparing.Lock()
 	defer r.preparing.Unlock()
-	var like shape
-	if n > 0 {
+	lacking := make([]shape, len(specs))
+	for i, s := range specs {
 		if err := checkLimits(s); err != nil {
 			return false, err
 		}
@@ -91,13 +91,15 @@ func (r *Runtime) Prepare(ctx context.Context, s sandbox.Spec, n int) (more bool
 		if err != nil {
 			return false, fmt.Errorf("find root file system: %w", err)
 		}
-		like = shapeOf(s, rootfs)
+		lacking[i] = shapeOf(s, rootfs)
 	}
+	specs = slices.Clone(specs)
 	r.mu.Lock()
 	var keep, surplus []*prepared
 	for _, p := range slices.Backward(r.prepared) { // the newest ones stay
-		if p.like == like && len(keep) < n {
+		if i := slices.Index(lacking, p.like); i >= 0 {
 			keep = append(keep, p)
+			lacking, specs = slices.Delete(lacking, i, i+1), slices.Delete(specs, i, i+1)
 		} else {
 			surplus = append(surplus, p)
 		}
@@ -109,19 +111,18 @@ func (r *Runtime) Prepare(ctx context.Context, s sandbox.Spec, n int) (more bool
 		p.hush()
 		err = errors.Join(err, r.dismiss(ctx, p))
 	}
-	if err != nil || len(keep) >= n {
+	if err != nil || len(lacking) == 0 {
 		return false, err
 	}
-	p, err := r.prepare(ctx, s, like)
+	p, err := r.prepare(ctx, specs[0], lacking[0])
 	if err != nil {
 		return false, fmt.Errorf("prepare a sandbox: %w", err)
 	}
 	r.mu.Lock()
 	r.prepared = append(r.prepared, p)
-	more = len(r.prepared) < n
 	r.mu.Unlock()
 	go r.watchPrepared(p) //nolint:gosec,contextcheck // it lives as long as p waits
-	return more, nil
+	return len(lacking) > 1, nil
 }
 
 // prepare makes one.

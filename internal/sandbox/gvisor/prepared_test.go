@@ -31,7 +31,7 @@ func (p *preparing) Start(ctx context.Context, s sandbox.Spec) error {
 	if p.starts++; s.From == "" || p.starts%2 == 0 {
 		return p.Runtime.Start(ctx, s)
 	}
-	if _, err := p.Prepare(ctx, s, 1); err != nil {
+	if _, err := p.Prepare(ctx, []sandbox.Spec{s}); err != nil {
 		p.t.Errorf("prepare: %v", err)
 	}
 	return p.Runtime.Start(ctx, s)
@@ -61,7 +61,7 @@ func prepare(t *testing.T, r *Runtime, n int) []string {
 	s := specWith(t, link)
 	for more := true; more; {
 		var err error
-		if more, err = r.Prepare(t.Context(), s, n); err != nil {
+		if more, err = r.Prepare(t.Context(), slices.Repeat([]sandbox.Spec{s}, n)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -330,7 +330,7 @@ func TestPreparedSandboxMustFit(t *testing.T) {
 	}
 	// The server's end is that none may wait.
 	prepare(t, r, 2)
-	if _, err := r.Prepare(t.Context(), sandbox.Spec{}, 0); err != nil {
+	if _, err := r.Prepare(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	if f := footprintOf(t, r); !f.none() {

@@ -29,9 +29,9 @@ type Fake struct {
 	failSave error
 	usage    map[string]sandbox.Usage
 	examined []string
-	prepared int          // sandboxes that wait
-	shape    sandbox.Spec // of theirs
-	claimed  int          // starts that used one
+	prepared []sandbox.Spec // of those that wait
+	refused  string         // root file system for which none can be prepared
+	claimed  int            // starts that used one
 }
 
 type fakeSandbox struct {
@@ -157,26 +157,51 @@ func (f *Fake) Start(ctx context.Context, s sandbox.Spec) error {
 		f.all = map[string]*fakeSandbox{}
 	}
 	f.all[s.ID] = &fakeSandbox{spec: s, state: state, ended: make(chan struct{})}
-	if f.prepared > 0 && s.From != "" && !state.FilesOnly && len(s.Mounts) == 0 && !s.Unhurried {
-		f.prepared, f.claimed = f.prepared-1, f.claimed+1
+	if i := slices.IndexFunc(f.prepared, func(p sandbox.Spec) bool { return fits(p, s) }); i >= 0 && s.From != "" && !state.FilesOnly && len(s.Mounts) == 0 && !s.Unhurried {
+		f.prepared, f.claimed = slices.Delete(f.prepared, i, i+1), f.claimed+1
 	}
 	return nil
 }
 
 // Prepare implements [sandbox.Preparer].
-func (f *Fake) Prepare(_ context.Context, s sandbox.Spec, n int) (more bool, err error) {
+func (f *Fake) Prepare(_ context.Context, specs []sandbox.Spec) (more bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.prepared, f.shape = min(f.prepared+1, n), s
-	return f.prepared < n, nil
+	lacking := slices.Clone(specs)
+	var keep []sandbox.Spec
+	for _, p := range f.prepared {
+		if i := slices.IndexFunc(lacking, func(s sandbox.Spec) bool { return fits(p, s) }); i >= 0 {
+			keep, lacking = append(keep, p), slices.Delete(lacking, i, i+1)
+		}
+	}
+	if f.prepared = keep; len(lacking) > 0 {
+		if lacking[0].Rootfs == f.refused {
+			return false, errors.New("no such template")
+		}
+		f.prepared = append(f.prepared, lacking[0])
+	}
+	return len(lacking) > 1, nil
 }
 
-// Prepared returns how many sandboxes wait, what they are like, and how many starts
-// have used one.
-func (f *Fake) Prepared() (n int, like sandbox.Spec, claimed int) {
+// RefusePrepare fails to prepare sandboxes with a root file system, as if it had been
+// removed.
+func (f *Fake) RefusePrepare(rootfs string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.prepared, f.shape, f.claimed
+	f.refused = rootfs
+	f.prepared = slices.DeleteFunc(f.prepared, func(p sandbox.Spec) bool { return p.Rootfs == rootfs })
+}
+
+// fits reports whether a start of s can use what was prepared for p.
+func fits(p, s sandbox.Spec) bool {
+	return p.Rootfs == s.Rootfs && p.Image == s.Image && p.CPUs == s.CPUs && p.MemoryMB == s.MemoryMB && p.DiskMB == s.DiskMB && p.Processes == s.Processes
+}
+
+// Prepared returns the sandboxes that wait, and how many starts have used one.
+func (f *Fake) Prepared() (waiting []sandbox.Spec, claimed int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.prepared), f.claimed
 }
 
 func withoutSources(ms []sandbox.Mount) []sandbox.Mount {
