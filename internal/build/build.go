@@ -73,6 +73,9 @@ var (
 	ErrBusy = errors.New("the template is in use")
 	// ErrFull means that a limit of the project or the machine is reached.
 	ErrFull = errors.New("limit reached")
+	// ErrTooLarge means that an upload is larger than any upload may be. Waiting or
+	// deleting something does not help.
+	ErrTooLarge = errors.New("upload too large")
 )
 
 // A Template is a named template of a project, with all of its builds.

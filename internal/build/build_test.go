@@ -587,7 +587,7 @@ func TestUploadsAreBounded(t *testing.T) {
 		{h("a"), -1, "x", build.ErrInvalid},
 		{h("a"), 5, "xxx", build.ErrInvalid},
 		{h("a"), 2, "xxx", build.ErrInvalid},
-		{h("a"), 1<<20 + 1, "", build.ErrFull},
+		{h("a"), 1<<20 + 1, "", build.ErrTooLarge},
 		{h("a"), 1 << 20, mb, nil},
 		{h("b"), 1 << 20, mb, nil},
 		{h("c"), 1 << 20, mb, build.ErrFull},

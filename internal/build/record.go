@@ -285,7 +285,7 @@ func (s *Service) spool(f *os.File, r io.Reader) error {
 		}
 		m, err := io.CopyN(f, r, 64<<20)
 		if n += m; n > limit {
-			return fmt.Errorf("%w: the image has more than %d MiB", ErrInvalid, s.conf.MaxUploadsMB)
+			return fmt.Errorf("%w: the image has more than %d MiB: import a smaller one", ErrTooLarge, s.conf.MaxUploadsMB)
 		}
 		if errors.Is(err, io.EOF) {
 			return nil

@@ -144,9 +144,16 @@ func TestImportsAreBounded(t *testing.T) {
 		t.Errorf("a server that imports nothing = %v, want ErrInvalid", err)
 	}
 	f.importing()
-	for what, r := range map[string]io.Reader{"endless": endless{}, "empty": strings.NewReader(""), "text": strings.NewReader(strings.Repeat("text", 1000))} {
-		if _, _, err := f.Import(t.Context(), f.a, build.Request{Name: "x"}, r); !errors.Is(err, build.ErrInvalid) && !errors.Is(err, registry.ErrInvalid) {
-			t.Errorf("%s = %v, want ErrInvalid", what, err)
+	for what, c := range map[string]struct {
+		r    io.Reader
+		want error
+	}{
+		"endless": {endless{}, build.ErrTooLarge},
+		"empty":   {strings.NewReader(""), registry.ErrInvalid},
+		"text":    {strings.NewReader(strings.Repeat("text", 1000)), registry.ErrInvalid},
+	} {
+		if _, _, err := f.Import(t.Context(), f.a, build.Request{Name: "x"}, c.r); !errors.Is(err, c.want) {
+			t.Errorf("%s = %v, want %v", what, err, c.want)
 		}
 	}
 	if left, err := os.ReadDir(filepath.Join(f.conf.Dir, "work")); err != nil || len(left) > 0 {

@@ -83,8 +83,8 @@ func (s *Service) FilePresent(ctx context.Context, who auth.Principal, nameOrID,
 }
 
 // Upload reads an archive with the files of a COPY from r, size bytes, and stores it. It
-// replaces an archive with the same hash. Its error wraps [ErrFull] if the archive, or all
-// archives of the project together, are too large.
+// replaces an archive with the same hash. Its error wraps [ErrTooLarge] if the archive is too
+// large, and [ErrFull] if all archives of the project together are, or if the disk is full.
 func (s *Service) Upload(ctx context.Context, who auth.Principal, nameOrID, hash string, size int64, r io.Reader) (err error) {
 	if err := mayManage(who); err != nil {
 		return err
@@ -96,8 +96,8 @@ func (s *Service) Upload(ctx context.Context, who auth.Principal, nameOrID, hash
 	switch {
 	case size < 0:
 		return fmt.Errorf("%w: Content-Length: the size of the archive must be known", ErrInvalid)
-	case size > s.conf.MaxUploadMB<<20:
-		return fmt.Errorf("%w: the archive has %d bytes, at most %d MiB are allowed: copy fewer files", ErrFull, size, s.conf.MaxUploadMB)
+	case size > min(s.conf.MaxUploadMB, s.conf.MaxUploadsMB)<<20:
+		return fmt.Errorf("%w: the archive has %d bytes, at most %d MiB are allowed: copy fewer files", ErrTooLarge, size, min(s.conf.MaxUploadMB, s.conf.MaxUploadsMB))
 	}
 	if err := s.ownTemplate(ctx, who, nameOrID); err != nil {
 		return fmt.Errorf("upload files: %w", err)

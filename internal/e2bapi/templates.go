@@ -91,6 +91,7 @@ func templateStatus(err error) int {
 		{build.ErrInvalid, http.StatusBadRequest},
 		{build.ErrBusy, http.StatusBadRequest}, // as in E2B
 		{build.ErrFull, http.StatusTooManyRequests},
+		{build.ErrTooLarge, http.StatusRequestEntityTooLarge},
 		{build.ErrNotFound, http.StatusNotFound},
 		{registry.ErrInvalid, http.StatusBadRequest}, // of an import
 		{registry.ErrFull, http.StatusInsufficientStorage},

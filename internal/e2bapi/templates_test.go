@@ -263,6 +263,12 @@ func TestUploadsNeedTheirSignature(t *testing.T) {
 	if status, b := put(link.URL, archive, -1); status != http.StatusLengthRequired {
 		t.Errorf("without a length: %d %s, want 411", status, b)
 	}
+	// To try again later does not help: 413, not 429. The answer comes before the body.
+	large, said := httptest.NewRequest("PUT", link.URL, nil), httptest.NewRecorder()
+	large.ContentLength = 1<<30 + 1
+	if s.Handler().ServeHTTP(said, large); said.Code != http.StatusRequestEntityTooLarge || !strings.Contains(said.Body.String(), "at most 1024 MiB") {
+		t.Errorf("an archive of more than 1 GiB: %d %s, want 413", said.Code, said.Body)
+	}
 	if files(0, mine.TemplateID, hash).Present {
 		t.Fatal("a refused upload is present")
 	}
