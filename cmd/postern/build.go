@@ -165,6 +165,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Cold:        d.conf.Cold,
 		Snapshots:   d.conf.Snapshots,
 		CheckEgress: d.checkEgress,
+		CheckTemplate: func(ctx context.Context, tx *store.Tx, id string) error {
+			return d.builds.CheckTemplate(ctx, tx, id)
+		},
 		BenchEgress: buildEgress, BenchEnv: buildCeiling.Environment(buildEgress.Packages),
 		CheckVolumes: func(ctx context.Context, project string, vs []sandbox.VolumeMount) error {
 			wants := make([]volume.Want, len(vs))
@@ -291,7 +294,7 @@ func (d *daemon) base(templates *template.Cache) func(context.Context, string) (
 		}
 		t, err := templates.ByID(ctx, id)
 		if errors.Is(err, template.ErrNotFound) {
-			err = fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
+			err = fmt.Errorf("%w: %w", sandbox.ErrNoTemplate, err)
 		}
 		if err != nil {
 			return sandbox.Base{}, err

@@ -378,7 +378,7 @@ func TestNames(t *testing.T) {
 		t.Errorf("the same name = %+v, %v", two, err)
 	}
 	for _, id := range []string{"b", "base", "b" + strings.Repeat("0", 31), "b" + strings.Repeat("g", 32), "../../etc/passwd"} {
-		if _, err := f.Base(t.Context(), id); !errors.Is(err, sandbox.ErrNotFound) {
+		if _, err := f.Base(t.Context(), id); !errors.Is(err, sandbox.ErrNoTemplate) {
 			t.Errorf("Base(%q) = %v", id, err)
 		}
 	}
@@ -443,7 +443,7 @@ func TestDeleteWaitsForSandboxes(t *testing.T) {
 	if err := f.Delete(ctx, f.a, "app"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.Base(ctx, build.SandboxID(got.Build)); !errors.Is(err, sandbox.ErrNotFound) {
+	if _, err := f.Base(ctx, build.SandboxID(got.Build)); !errors.Is(err, sandbox.ErrNoTemplate) {
 		t.Errorf("Base of a deleted template = %v", err)
 	}
 	if err := f.Sweep(ctx); err != nil {
@@ -554,7 +554,7 @@ func TestStartCommandThatFailsLeavesNothing(t *testing.T) {
 	if got.State != build.Failed || got.Failure.Step != "finalize" || !strings.Contains(got.Failure.Message, "start command failed") {
 		t.Errorf("build = %+v", got.Failure)
 	}
-	if _, err := f.Base(t.Context(), build.SandboxID(got.Build)); !errors.Is(err, sandbox.ErrNotFound) {
+	if _, err := f.Base(t.Context(), build.SandboxID(got.Build)); !errors.Is(err, sandbox.ErrNoTemplate) {
 		t.Errorf("Base of a failed build = %v", err)
 	}
 	if err := f.Sweep(t.Context()); err != nil {

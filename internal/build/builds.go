@@ -239,12 +239,12 @@ func scanEntry(row func(...any) error) (e Entry, err error) {
 }
 
 // Base returns what sandboxes of a build start from; id is the build's [SandboxID]. Its
-// error wraps [sandbox.ErrNotFound]. Base checks no permission: only [Service.Resolve]
+// error wraps [sandbox.ErrNoTemplate]. Base checks no permission: only [Service.Resolve]
 // hands out these IDs.
 func (s *Service) Base(ctx context.Context, id string) (sandbox.Base, error) {
 	build, ok := ParseSandboxID(id)
 	if !ok {
-		return sandbox.Base{}, fmt.Errorf("template %.64q: %w", id, sandbox.ErrNotFound)
+		return sandbox.Base{}, fmt.Errorf("template %.64q: %w", id, sandbox.ErrNoTemplate)
 	}
 	var b Build
 	err := s.db.View(ctx, func(tx *store.Tx) (err error) {
@@ -255,12 +255,29 @@ func (s *Service) Base(ctx context.Context, id string) (sandbox.Base, error) {
 		err = ErrNoBuild
 	}
 	if errors.Is(err, ErrNoBuild) {
-		return sandbox.Base{}, fmt.Errorf("template %s: %w", id, sandbox.ErrNotFound)
+		return sandbox.Base{}, fmt.Errorf("template %s: %w", id, sandbox.ErrNoTemplate)
 	}
 	if err != nil {
 		return sandbox.Base{}, fmt.Errorf("template %s: %w", id, err)
 	}
 	return s.base(ctx, b)
+}
+
+// CheckTemplate returns an error that wraps [sandbox.ErrNoTemplate] if id is the
+// [SandboxID] of a build that does not exist any more. It is called in the transaction
+// that records a sandbox of the build. Delete and the sweep look for such records in
+// transactions that exclude this one.
+func (s *Service) CheckTemplate(ctx context.Context, tx *store.Tx, id string) error {
+	build, ok := ParseSandboxID(id)
+	if !ok {
+		return nil // of the server
+	}
+	var n int
+	err := tx.One(ctx, `select count(*) from template_build where id = $1 and server_id = $2 and image <> ''`, []any{build, s.conf.Server}, &n)
+	if err == nil && n == 0 {
+		err = fmt.Errorf("template %s: %w", id, sandbox.ErrNoTemplate)
+	}
+	return err
 }
 
 // base returns what sandboxes of a build start from. The build has an image.

@@ -331,7 +331,7 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 		status, msg = http.StatusUnauthorized, "the API key is missing or not valid"
 	case errors.Is(err, auth.ErrForbidden):
 		status, msg = http.StatusForbidden, err.Error()
-	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoSnapshot), errors.Is(err, webhook.ErrNotFound):
+	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoTemplate), errors.Is(err, sandbox.ErrNoSnapshot), errors.Is(err, webhook.ErrNotFound):
 		status, msg = http.StatusNotFound, err.Error()
 	case errors.Is(err, directory.ErrNoInbox):
 		status, msg = http.StatusBadRequest, err.Error() // a field of the request is wrong, not its path

@@ -86,7 +86,7 @@ func (s *Server) tell(ctx context.Context, tool string, err error) string {
 		return err.Error() + " (allowDuplicate: true)"
 	case errors.Is(err, sandbox.ErrNotFound):
 		return "sandboxId: you have no such sandbox; it may have ended: sandbox_create makes a new one"
-	case errors.Is(err, sandbox.ErrFull), errors.Is(err, sandbox.ErrInvalid), errors.Is(err, sandbox.ErrPaused), errors.Is(err, sandbox.ErrBusy):
+	case errors.Is(err, sandbox.ErrNoTemplate), errors.Is(err, sandbox.ErrFull), errors.Is(err, sandbox.ErrInvalid), errors.Is(err, sandbox.ErrPaused), errors.Is(err, sandbox.ErrBusy):
 		return short(err.Error())
 	case ctx.Err() != nil:
 		s.log.DebugContext(ctx, "caller left", "tool", tool)

@@ -204,7 +204,7 @@ func TestTemplatesThatAreGoneHaveNoSnapshot(t *testing.T) {
 		c.Cold, c.Inboxes = false, nil
 		c.Base = func(_ context.Context, template string) (sandbox.Base, error) {
 			if !known[template] {
-				return sandbox.Base{}, sandbox.ErrNotFound
+				return sandbox.Base{}, sandbox.ErrNoTemplate
 			}
 			return sandbox.Base{Rootfs: "/", Key: template, MemoryMB: 64}, nil
 		}
@@ -244,6 +244,28 @@ func TestTemplatesThatAreGoneHaveNoSnapshot(t *testing.T) {
 	}
 	cancel()
 	<-done
+	if left, err := os.ReadDir(f.conf.Dir); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// TestTemplateForgottenWhileItIsSaved: its snapshot is not left on the disk.
+func TestTemplateForgottenWhileItIsSaved(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Cold, c.Inboxes = false, nil })
+	f.process.saves = make(chan struct{})
+	made := make(chan error)
+	go func() { made <- f.fleet.MakeTemplateSnapshot(t.Context(), "b1", func(string) {}) }()
+	f.waitFor("a sandbox of the template runs", func() bool {
+		running, err := f.runtime.List(t.Context())
+		return err == nil && len(running) == 1
+	})
+	if err := f.fleet.ForgetTemplate(t.Context(), "b1"); err != nil {
+		t.Fatal(err)
+	}
+	close(f.process.saves)
+	if err := <-made; !errors.Is(err, sandbox.ErrNoTemplate) {
+		t.Errorf("MakeTemplateSnapshot = %v, want ErrNoTemplate", err)
+	}
 	if left, err := os.ReadDir(f.conf.Dir); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/policy"
+	"postern/internal/store"
 )
 
 // Config is what the operator sets for all sandboxes.
@@ -21,8 +22,12 @@ type Config struct {
 	// if it does not exist.
 	Dir string
 	// Base returns what a template gives to its sandboxes. Its error wraps
-	// [ErrNotFound] if the template does not exist any more.
+	// [ErrNoTemplate] if the template does not exist any more.
 	Base func(ctx context.Context, template string) (Base, error)
+	// CheckTemplate returns an error that wraps [ErrNoTemplate] if the template of a new
+	// sandbox does not exist any more. It is called in the transaction that records the
+	// sandbox, which excludes all others. Nil means that templates are never deleted.
+	CheckTemplate func(ctx context.Context, tx *store.Tx, template string) error
 	// Authority returns the certificate, in PEM, of the certificate authority that
 	// programs in a sandbox trust. It must always be the same for one ID. Nil means
 	// that sandboxes have none.

@@ -233,7 +233,11 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, c creation) (
 	err = f.rows.insert(ctx, who, s)
 	end(err)
 	if err != nil {
-		return Info{}, errors.Join(err, f.takeDown(context.WithoutCancel(ctx), l))
+		err = errors.Join(err, f.takeDown(context.WithoutCancel(ctx), l))
+		if errors.Is(err, ErrNoTemplate) { // its snapshot may have been begun for this sandbox
+			err = errors.Join(err, f.ForgetTemplate(context.WithoutCancel(ctx), s.Template))
+		}
+		return Info{}, err
 	}
 	if f.conf.Environment != nil && c.body.EnvVars != nil {
 		c.body.EnvVars, err = f.conf.Environment(ctx, s, c.copyOf, c.body.EnvVars)

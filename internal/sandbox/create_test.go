@@ -83,7 +83,7 @@ func TestFailedCreateUndoesEachStep(t *testing.T) {
 		{name: "variable with NUL", req: with(func(r *sandbox.Request) { r.EnvVars = map[string]string{"x": "a\x00b"} }), want: sandbox.ErrInvalid},
 		{name: "check of volumes", broken: func(_ *fixture, m *mounts) { m.check = boom }, req: good, want: boom},
 		{name: "check of the inbox key", broken: func(f *fixture, _ *mounts) { f.loans.check = boom }, req: good, want: boom, loan: true},
-		{name: "template", req: with(func(r *sandbox.Request) { r.Template = "gone" }), want: sandbox.ErrNotFound},
+		{name: "template", req: with(func(r *sandbox.Request) { r.Template = "gone" }), want: sandbox.ErrNoTemplate},
 		{name: "snapshot", req: with(func(r *sandbox.Request) { r.Snapshot = "s1" }), want: sandbox.ErrNoSnapshot},
 		{name: "second of two mounts", broken: func(_ *fixture, m *mounts) { m.fail = boom }, req: good, want: boom, row: true},
 		{name: "link", broken: func(f *fixture, _ *mounts) { f.link.refuse = boom }, req: good, want: boom, row: true},

@@ -129,7 +129,7 @@ type registry struct {
 }
 
 // insert records a new sandbox. Its error wraps [ErrFull] if the machine has no
-// room for another one.
+// room for another one, and [ErrNoTemplate] if its template was deleted.
 func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error {
 	metadata, err1 := json.Marshal(s.Metadata)
 	egress, err2 := json.Marshal(s.Egress)
@@ -150,6 +150,14 @@ func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error
 		}
 		if err := g.roomForAgent(ctx, tx, who, s); err != nil {
 			return err
+		}
+		// The attack: delete the template after the sandbox's start was prepared. The
+		// sandbox could not be resumed, because its image would be removed. From this
+		// row on a deletion is refused.
+		if g.conf.CheckTemplate != nil {
+			if err := g.conf.CheckTemplate(ctx, tx, s.Template); err != nil {
+				return err
+			}
 		}
 		_, err = tx.ExecContext(ctx, `insert into sandbox (`+columns+`, server_id)
 			values ($1, $2, $3, $4, $5, '', $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, 0, 0, '', $16)`,

@@ -40,6 +40,8 @@ import (
 var (
 	// ErrNotFound means that the sandbox does not exist or has ended.
 	ErrNotFound = errors.New("sandbox not found")
+	// ErrNoTemplate means that the sandbox's template does not exist any more.
+	ErrNoTemplate = errors.New("the template was deleted; choose another one")
 	// ErrPortClosed means that nothing listens on the port in the sandbox.
 	ErrPortClosed = errors.New("the port is not open")
 	// ErrFull means that a limit on sandboxes, paused sandboxes or snapshots is

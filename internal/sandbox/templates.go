@@ -142,6 +142,10 @@ func (t *templates) makeNow(ctx context.Context, s *templateSnapshot, output fun
 		}
 	}
 	t.mu.Lock()
+	if t.all[s.base.Key] != s && from.dir != "" { // forgotten while it was made
+		err = errors.Join(ErrNoTemplate, f.discard(filepath.Base(from.dir)))
+		from = source{}
+	}
 	if err != nil {
 		s.failed = time.Now()
 	}
@@ -335,7 +339,7 @@ func (t *templates) wanted(ctx context.Context, dir string) bool {
 		return false
 	}
 	base, err := t.fleet.base(ctx, note.Template)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, ErrNoTemplate) {
 		return false
 	}
 	if err != nil { // unknown: keep it

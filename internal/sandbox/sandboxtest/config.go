@@ -15,7 +15,7 @@ func Config(t testing.TB) sandbox.Config {
 		Key: make([]byte, 32), Dir: t.TempDir(), Cold: true, KeepFreeMB: 1,
 		Base: func(_ context.Context, template string) (sandbox.Base, error) {
 			if template == "gone" {
-				return sandbox.Base{}, sandbox.ErrNotFound
+				return sandbox.Base{}, sandbox.ErrNoTemplate
 			}
 			return sandbox.Base{Rootfs: "/", Key: template}, nil
 		},
