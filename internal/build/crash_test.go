@@ -20,6 +20,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/build"
+	"postern/internal/erofs"
 	"postern/internal/rootfs"
 	"postern/internal/store"
 )
@@ -239,6 +240,13 @@ func checkAfterCrash(t *testing.T, dir string, db *store.DB) {
 	roots := map[string]bool{}
 	for _, d := range query(`select image from template_build where image <> ''`) {
 		roots[d+".erofs"] = true
+		parts, err := erofs.Parts(filepath.Join(templates, "images", d+".erofs"))
+		if err != nil {
+			t.Error(err)
+		}
+		for _, p := range parts {
+			roots[erofs.PartName(p)] = true
+		}
 	}
 	same(t, filepath.Join(templates, "images"), roots, func(path string) error {
 		tree, err := rootfs.Open(path)

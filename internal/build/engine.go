@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"postern/internal/erofs"
 	"postern/internal/registry"
 	"postern/internal/rootfs"
 	"postern/internal/sandbox"
@@ -339,7 +340,7 @@ func (e *engine) writeImage(ctx context.Context, t *rootfs.Tree) (path, digest s
 	if err != nil {
 		return "", "", err
 	}
-	d, err := t.WriteImage(ctx, f)
+	d, err := e.writeTree(ctx, t, f)
 	if err == nil {
 		err = f.Sync()
 	}
@@ -350,6 +351,103 @@ func (e *engine) writeImage(ctx context.Context, t *rootfs.Tree) (path, digest s
 		return "", "", errors.Join(err, ignoreMissing(os.Remove(f.Name())))
 	}
 	return f.Name(), d.String(), nil
+}
+
+// writeTree writes a tree to the empty file f of this build's directory. The image takes
+// what it can from the one that the build started from: it shares its blocks, if the file
+// system can, or it is joined with it, if the kernel can.
+func (e *engine) writeTree(ctx context.Context, t *rootfs.Tree, f *os.File) (erofs.Digest, error) {
+	base := t.Base()
+	if base == nil || e.s.cannotJoin.Load() || base.CanClone(f) {
+		return t.WriteImage(ctx, f)
+	}
+	d, err := t.WriteJoined(ctx, f)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return t.WriteImage(ctx, f)
+	}
+	if err != nil {
+		return d, err
+	}
+	for _, part := range base.Files() {
+		if err := e.takePart(part, base.Digest); err != nil {
+			return d, fmt.Errorf("share image %s: %w", part, err)
+		}
+	}
+	i, err := erofs.Open(f.Name())
+	if err == nil {
+		return d, i.Close()
+	}
+	if !errors.Is(err, erofs.ErrJoin) {
+		return d, err
+	}
+	e.s.cannotJoin.Store(true)
+	e.s.log.InfoContext(ctx, "each template takes the disk space of a whole image", "why", err)
+	if err := f.Truncate(0); err != nil {
+		return d, err
+	}
+	return t.WriteImage(ctx, f)
+}
+
+// takePart links a part of an image into this build's directory. There no sweep removes
+// it.
+func (e *engine) takePart(part, base erofs.Digest) error {
+	to := filepath.Join(e.dir, erofs.PartName(part))
+	err := os.Link(e.s.imagePath(part.String()), to)
+	if errors.Is(err, fs.ErrNotExist) && part == base {
+		// A template of the server, or a pulled image.
+		if err = os.Link(e.from, to); err != nil && !errors.Is(err, fs.ErrExist) {
+			err = copyFile(e.from, to) // on another file system
+		}
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+// takeParts links the parts of an existing image into this build's directory.
+func (e *engine) takeParts(path string) error {
+	parts, err := erofs.Parts(path)
+	if err != nil {
+		return err
+	}
+	for _, part := range parts {
+		if err := e.takePart(part, erofs.Digest{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// publishParts makes the parts of this build's image permanent. The caller holds s.files
+// until a row names the image.
+func (e *engine) publishParts(path string) error {
+	parts, err := erofs.Parts(path)
+	if err != nil {
+		return err
+	}
+	for _, part := range parts {
+		err := os.Link(filepath.Join(e.dir, erofs.PartName(part)), e.s.imagePath(part.String()))
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyFile copies a file and syncs the copy. What it leaves after an error is the caller's.
+func copyFile(from, to string) error {
+	r, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	w, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(w, r)
+	return errors.Join(err, w.Sync(), w.Close())
 }
 
 // maxEnv is the limit for a template's environment, in bytes. The kernel's limit for a
@@ -475,7 +573,9 @@ func (e *engine) benchImage(ctx context.Context, t *rootfs.Tree) (path string, e
 	e.s.files.RLock()
 	digest, err := e.findImage(ctx)
 	if err == nil && digest != "" {
-		err = os.Link(e.s.imagePath(digest), path)
+		if err = os.Link(e.s.imagePath(digest), path); err == nil {
+			err = e.takeParts(path)
+		}
 	}
 	e.s.files.RUnlock()
 	if err != nil || digest != "" {
@@ -593,6 +693,9 @@ func (e *engine) publishImage(ctx context.Context) error {
 	}
 	s.files.RLock()
 	defer s.files.RUnlock()
+	if err := e.publishParts(path); err != nil {
+		return err
+	}
 	if err := publishOnce(path, s.imagePath(digest)); err != nil {
 		return err
 	}

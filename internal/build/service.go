@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"postern/internal/auth"
@@ -115,6 +116,9 @@ type Service struct {
 	// files is held shared while a file is published and its row written, and
 	// exclusively by the sweep.
 	files sync.RWMutex
+
+	// cannotJoin says that the kernel cannot join images, see [erofs.WriteJoined].
+	cannotJoin atomic.Bool
 
 	mu        sync.Mutex
 	queue     []*job           // guarded by mu

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"postern/internal/erofs"
 	"postern/internal/store"
 )
 
@@ -280,6 +281,16 @@ func (s *Service) dropFiles(ctx context.Context) error {
 	})
 	if err != nil {
 		return err
+	}
+	for _, image := range images[:len(images):len(images)] {
+		// Without the parts of an image, neither it nor what is paused in it can start.
+		parts, err := erofs.Parts(s.imagePath(image))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		for _, p := range parts {
+			images = append(images, p.String())
+		}
 	}
 	return errors.Join(keepOnly(filepath.Join(s.conf.Dir, layersDir), layers, ".tar"), keepOnly(filepath.Join(s.conf.Dir, imagesDir), images, ".erofs"))
 }

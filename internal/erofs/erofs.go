@@ -182,6 +182,9 @@ type builder struct {
 	linked map[[2]uint64]*inode // files with several names, by device and inode number
 	shared map[*Node]*inode     // those of a tree
 	all    []*inode             // in the order of their inodes
+
+	base  *Image   // of a joined image; nil of others
+	parts []Digest // the files that base consists of
 }
 
 // add adds a node of a tree and everything below it. The name is for errors.
@@ -374,7 +377,7 @@ func (b *builder) write(ctx context.Context, w *os.File, root *inode) (Digest, e
 			}
 		}
 		for _, n := range b.all {
-			if n.Kind() != unix.S_IFREG || n.size == 0 {
+			if n.Kind() != unix.S_IFREG || n.size == 0 || b.inBase(n) {
 				continue
 			}
 			if err := ctx.Err(); err != nil {
@@ -416,11 +419,26 @@ func (b *builder) writeContent(w *os.File, root *inode, content func(*output) er
 		}
 	}
 	for _, n := range b.all {
-		if n.Kind() == unix.S_IFREG && n.size > 0 {
+		if n.Kind() == unix.S_IFREG && n.size > 0 && !b.inBase(n) {
 			place(n, n.size)
 		}
 	}
-	if next > maxBlocks {
+	own := next
+	var headSize int64
+	if b.base != nil {
+		own = (next + chunkBlocks - 1) &^ (chunkBlocks - 1)
+		for _, n := range b.all {
+			if b.inBase(n) {
+				n.block = uint32(own) + uint32(n.At>>blockBits)
+			}
+		}
+		next = own
+		for _, s := range b.base.segments {
+			next += uint64(s.blocks)
+		}
+		headSize = b.headSize(next)
+	}
+	if next+uint64(headSize>>blockBits) > maxBlocks {
 		return Digest{}, fmt.Errorf("it has %d blocks, over %d", next, uint64(maxBlocks))
 	}
 	for i, n := range b.all {
@@ -432,17 +450,27 @@ func (b *builder) writeContent(w *os.File, root *inode, content func(*output) er
 	}
 	sum := sha256.New()
 	sum.Write(meta[superAt+superSize:])
-	if _, err := w.WriteAt(meta, 0); err != nil {
+	if _, err := w.WriteAt(meta, headSize); err != nil {
 		return Digest{}, err
 	}
-	out := newOutput(w, int64(len(meta)), sum)
+	out := newOutput(w, headSize+int64(len(meta)), sum)
 	if err := errors.Join(content(out), out.flush()); err != nil {
 		return Digest{}, err
 	}
 	var d Digest
 	copy(d[:], sum.Sum(nil))
+	if b.base != nil {
+		d = b.joinedDigest(d)
+	}
 	// The superblock comes last: without it there is no image.
-	_, err := w.WriteAt(superblock(meta, root, d, uint64(len(b.all)), uint32(next)), superAt)
+	_, err := w.WriteAt(superblock(meta, root, d, uint64(len(b.all)), uint32(next)), headSize+superAt)
+	if b.base == nil || err != nil {
+		return d, err
+	}
+	if err := w.Truncate(headSize + int64(own)<<blockBits); err != nil {
+		return Digest{}, err
+	}
+	_, err = w.WriteAt(b.head(own, next, d), 0)
 	return d, err
 }
 

@@ -3,6 +3,7 @@ package erofs
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -36,6 +37,14 @@ func Read(f *os.File) (*Node, Digest, error) {
 		return nil, Digest{}, fmt.Errorf("read image %s: %w", f.Name(), err)
 	}
 	return root, r.digest, nil
+}
+
+// parseDigest parses the text of a digest.
+func parseDigest(text []byte) (d Digest, err error) {
+	if n, err := hex.Decode(d[:], text); err != nil || n != len(d) {
+		return Digest{}, fmt.Errorf("%w: %q is not a digest", ErrFormat, text)
+	}
+	return d, nil
 }
 
 // A reader reads one image.

@@ -68,7 +68,8 @@ const GuestPath = "/usr/local/sbin/postern-guest"
 // A Tree is a root file system in memory. It is not safe for concurrent use.
 type Tree struct {
 	root  *erofs.Node
-	files []*os.File // opened for the contents
+	base  *erofs.Image // that Open has opened, or nil
+	files []*os.File   // opened for the contents
 
 	limits  Limits // of the last layer
 	bytes   int64  // of contents, added so far
@@ -89,15 +90,15 @@ func newDir() *erofs.Node {
 // Open returns the tree of an EROFS image that this program wrote. The tree keeps the
 // image open. The file must not change. The caller closes the tree.
 func Open(path string) (*Tree, error) {
-	f, err := os.Open(path)
+	base, err := erofs.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	root, _, err := erofs.Read(f)
+	root, _, err := erofs.Read(base.File)
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, errors.Join(err, base.Close())
 	}
-	t := &Tree{root: root, files: []*os.File{f}, limits: Limits{}.orDefault()}
+	t := &Tree{root: root, base: base, files: []*os.File{base.File}, limits: Limits{}.orDefault()}
 	seen := map[*erofs.Node]bool{}
 	_ = t.walk(func(_ string, n *erofs.Node) error {
 		if !seen[n] {
@@ -130,6 +131,22 @@ func (t *Tree) WriteImage(ctx context.Context, w *os.File) (erofs.Digest, error)
 	}
 	return erofs.WriteTree(ctx, w, t.root)
 }
+
+// WriteJoined is WriteImage for an image that takes what it can from [Tree.Base], see
+// [erofs.WriteJoined]. If it cannot, the error wraps errors.ErrUnsupported.
+func (t *Tree) WriteJoined(ctx context.Context, w *os.File) (erofs.Digest, error) {
+	if t.base == nil {
+		return erofs.Digest{}, fmt.Errorf("%w: the tree was not read from an image", errors.ErrUnsupported)
+	}
+	if err := t.placeGuest(); err != nil {
+		return erofs.Digest{}, err
+	}
+	return erofs.WriteJoined(ctx, w, t.root, t.base)
+}
+
+// Base returns the image that [Open] has read the tree from, or nil. It is open as long as
+// the tree.
+func (t *Tree) Base() *erofs.Image { return t.base }
 
 // placeGuest adds the empty file on which the guest is mounted.
 func (t *Tree) placeGuest() error {

@@ -110,6 +110,7 @@ type Runtime struct {
 	ids      *ids
 	starting chan struct{}  // semaphore of starts in progress
 	waiting  chan *launcher // launchers for the next starts
+	joined   joinedImages
 
 	preparing sync.Mutex // held by Prepare
 
@@ -347,7 +348,19 @@ func (r *Runtime) startNew(ctx context.Context, i *instance, s sandbox.Spec, roo
 		return "", err
 	}
 	defer out.Close()
-	return r.launch(ctx, order, s.Link, out, from, func(reply launch.Reply) error {
+	files := []*os.File{s.Link, out}
+	if from != nil {
+		files = append(files, from)
+	}
+	image, err := r.joined.file(s.Image.Root)
+	if err != nil {
+		return "", err
+	}
+	if image != nil {
+		defer image.Close()
+		order.Joined, files = true, append(files, image)
+	}
+	return r.launch(ctx, order, files, func(reply launch.Reply) error {
 		trace(ctx, reply)
 		return i.take(reply)
 	})
@@ -373,6 +386,7 @@ func (r *Runtime) Stop(ctx context.Context, id string) error {
 	r.mu.Lock()
 	i := r.all[id]
 	r.mu.Unlock()
+	defer r.joined.drop()
 	if i != nil {
 		i.stop()
 		select { // a start in progress gives up and cleans up

@@ -96,16 +96,12 @@ func (l *launcher) dismiss() error {
 // errNotTold means that the order did not reach the launcher.
 var errNotTold = errors.New("tell launcher")
 
-// launch makes the launcher start the sandbox of order, with out as its standard
-// output and error, and dismisses the launcher. If it fails it returns the launcher's
-// standard error for the log.
-func (l *launcher) launch(ctx context.Context, order launch.Order, link, out, from *os.File, received func(launch.Reply) error) (said string, err error) {
+// launch makes the launcher start the sandbox of order, with the files that
+// [launch.Order.Files] describes, and dismisses the launcher. If it fails it returns the
+// launcher's standard error for the log.
+func (l *launcher) launch(ctx context.Context, order launch.Order, files []*os.File, received func(launch.Reply) error) (said string, err error) {
 	stop := l.killAtEnd(ctx)
 	defer func() { said, err = l.finish(ctx, stop, err) }()
-	files := []*os.File{link, out}
-	if from != nil {
-		files = append(files, from)
-	}
 	if err := l.tell(ctx, order, files...); err != nil {
 		return "", err
 	}
@@ -180,11 +176,11 @@ func (l *launcher) hear(ctx context.Context) (reply launch.Reply, err error) {
 }
 
 // launch starts a sandbox with a waiting launcher, if there is one.
-func (r *Runtime) launch(ctx context.Context, order launch.Order, link, out, from *os.File, received func(launch.Reply) error) (said string, err error) {
+func (r *Runtime) launch(ctx context.Context, order launch.Order, files []*os.File, received func(launch.Reply) error) (said string, err error) {
 	if !order.Cover {
 		select {
 		case l := <-r.waiting:
-			said, err = l.launch(ctx, order, link, out, from, received)
+			said, err = l.launch(ctx, order, files, received)
 			if !errors.Is(err, errNotTold) {
 				return said, err
 			}
@@ -196,7 +192,7 @@ func (r *Runtime) launch(ctx context.Context, order launch.Order, link, out, fro
 	if err != nil {
 		return "", err
 	}
-	return l.launch(ctx, order, link, out, from, received)
+	return l.launch(ctx, order, files, received)
 }
 
 // await starts launchers for the next starts, as many as may wait.

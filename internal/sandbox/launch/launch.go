@@ -87,6 +87,7 @@ type Order struct {
 	From    Kind     // kind of the snapshot in the third file; empty means a boot without one
 	Direct  bool     // read the snapshot's pages without the page cache
 	Image   bool     // the root file system is an image
+	Joined  bool     // and the last file is that image, see [postern/internal/erofs.WriteJoined]
 	Cover   bool     // overlay the root file system, so that mount points can be created
 	User    uint32   // user and group id of the host that the sandbox runs as
 	Link    Link
@@ -97,16 +98,20 @@ type Order struct {
 	Hostname       string // of a second order
 }
 
-// Files returns how many files come with the order: the link, the output and the
-// snapshot, as far as it needs them.
+// Files returns how many files come with the order: the link, the output, the snapshot
+// and the image, as far as it needs them.
 func (o Order) Files() int {
+	n := 3
 	switch {
 	case o.Prepare: // the output
-		return 1
+		n = 1
 	case o.Claim || o.From == "": // the link and the snapshot, or the link and the output
-		return 2
+		n = 2
 	}
-	return 3
+	if o.Joined {
+		n++
+	}
+	return n
 }
 
 // A Link is the addresses of a sandbox's link, its only way out.

@@ -162,6 +162,11 @@ func serveLaunch(s *os.File) (r launch.Reply) {
 	if err := json.Unmarshal(b, &spec); err != nil {
 		return fail("read specification", err)
 	}
+	if order.Joined {
+		// The server's opening of the image: another one would have pages of its own in
+		// the page cache. Only this process looks at the path; the sentry gets a file.
+		spec.Annotations[launch.AnnotationRootfs+"source"] = fmt.Sprintf("/proc/self/fd/%d", files[len(files)-1].Fd())
+	}
 	if order.Cover {
 		if err := coverRootfs(spec.Root.Path, order.Dir); err != nil {
 			return fail("prepare mounts", err)
