@@ -48,7 +48,7 @@ help:
 	@echo '  make licenses     bin/licenses: the texts that go with the built program'
 	@echo
 	@echo 'For longer:'
-	@echo '  make fuzz         each fuzz target for FUZZTIME (10s): 15 minutes'
+	@echo '  make fuzz         each fuzz target for FUZZTIME (10s): 15 minutes; for changes of parsers'
 	@echo '  make soak         what only repeats: soak-tests and soak-fuzz, 1.5 hours'
 	@echo '  make soak-tests   the tests with random cases, with many times as many of them: 30 minutes'
 	@echo '  make soak-fuzz    each fuzz target for SOAKFUZZTIME (60s): 1 hour'
