@@ -33,7 +33,7 @@ type templates struct {
 	c Config
 
 	all, spdx, private bool
-	file, name         string
+	file, dir, name    string
 }
 
 // own opens the cache of the server's own templates. The caller closes it.
@@ -226,16 +226,24 @@ func (t *templates) buildCommand() *command {
 		use: "build [NAME...]", short: "build the server's own templates, or a project's from a definition", long: `
 Without -f it builds the server's own templates: the named ones, or base.
 
-With -f it builds a template of the project from a JSON file with the fields of
-E2B's request: fromImage or fromTemplate, steps, startCmd, readyCmd. For steps
-that copy files, use E2B's SDK or CLI, which upload the files.`,
+With -f it builds a template of the project from a Dockerfile, or from a JSON
+file with the fields of E2B's request: fromImage or fromTemplate, steps,
+startCmd, readyCmd. COPY copies files from the directory of that file, or from
+--context: at most 1 GiB at once, without those that .dockerignore excludes.
+Symbolic links must lead to a place in that directory.
+
+Of a Dockerfile it takes FROM (one stage), RUN, COPY, ADD, ENV, ARG, WORKDIR and
+USER. ADD does the same as COPY. ENTRYPOINT and CMD become the start command.
+Without USER and WORKDIR, sandboxes run as user in /home/user.`,
 		example: `postern template build
 postern template build slim
 postern template build --all
-postern template build -f app.json --name app:v2`,
+postern template build -f Dockerfile --name app:v2
+postern template build -f docker/app.Dockerfile --context . --name app`,
 		flags: func(fs *pflag.FlagSet) {
 			fs.BoolVar(&t.all, "all", false, "build all of the server's own templates")
-			fs.StringVarP(&t.file, "file", "f", "", "definition `file`")
+			fs.StringVarP(&t.file, "file", "f", "", "Dockerfile, or JSON definition: its `file`")
+			pathVar(fs, &t.dir, "context", "", "`directory` from which COPY takes files, instead of that of -f's file")
 			fs.StringVar(&t.name, "name", "", "`name` of the template, with or without a tag; for -f")
 		},
 		run: func(ctx context.Context, args []string, out *output) error {
@@ -244,10 +252,12 @@ postern template build -f app.json --name app:v2`,
 				return fmt.Errorf("%w: -f needs --name and nothing else", errUsage)
 			case t.file != "":
 				return onServer(&t.c, func(ctx context.Context, l *local, _ []string, out *output) error {
-					return l.buildTemplate(ctx, t.file, t.name, out)
+					return l.buildTemplate(ctx, t.file, t.dir, t.name, out)
 				})(ctx, args, out)
 			case t.name != "":
 				return fmt.Errorf("%w: --name is for -f", errUsage)
+			case t.dir != "":
+				return fmt.Errorf("%w: --context is for -f", errUsage)
 			case t.all && len(args) > 0:
 				return fmt.Errorf("%w: --all builds every template: give it no names", errUsage)
 			}
@@ -377,16 +387,4 @@ func (t *templates) pruneCommand() *command {
 			return err
 		},
 	}
-}
-
-// readDefinition reads a file of at most maxConfig bytes.
-func readDefinition(file string) ([]byte, error) {
-	info, err := os.Stat(file)
-	if err == nil && info.Size() > maxConfig {
-		err = fmt.Errorf("%s has more than %d bytes", file, maxConfig)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return os.ReadFile(file)
 }

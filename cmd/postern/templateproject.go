@@ -145,33 +145,6 @@ type startedBuild struct {
 	Names      []string `json:"names"`
 }
 
-func (l *local) buildTemplate(ctx context.Context, file, name string, out *output) error {
-	b, err := readDefinition(file)
-	if err != nil {
-		return err
-	}
-	var d map[string]any
-	if err := json.Unmarshal(b, &d); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
-	}
-	steps, _ := d["steps"].([]any)
-	for i, s := range steps {
-		st, _ := s.(map[string]any)
-		kind, _ := st["type"].(string)
-		if k := strings.ToUpper(kind); k == "COPY" || k == "ADD" {
-			return fmt.Errorf("%s: step %d copies files: use E2B's SDK or CLI, which upload the files", file, i+1)
-		}
-	}
-	var s startedBuild
-	if err := l.call(ctx, "POST", "/v3/templates", map[string]string{"name": name}, &s); err != nil {
-		return err
-	}
-	if err := l.call(ctx, "POST", "/v2/templates/"+s.TemplateID+"/builds/"+s.BuildID, d, nil); err != nil {
-		return err
-	}
-	return l.followBuild(ctx, s, out)
-}
-
 // followBuild prints the log of a build until it ends.
 func (l *local) followBuild(ctx context.Context, s startedBuild, out *output) error {
 	for n := 0; ; {

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -45,7 +46,9 @@ func TestTemplatesFromRegistries(t *testing.T) {
 		Layers: [][]byte{registrytest.Layer(t, files...), registrytest.Layer(t, registrytest.File{Name: "etc/motd", Body: "hello\n"})},
 		Env:    []string{"PATH=/bin", "GREETING=hi"}, Compression: "zstd",
 	})
-	s := start(t, t.TempDir(), "--pool-max", "0", "--registry-allow", "http://"+private)
+	public := registrytest.Serve(t, func(h http.Handler) http.Handler { return h })
+	open, _ := registrytest.Push(t, public, "app:1", registrytest.Image{Layers: [][]byte{registrytest.Layer(t, files...)}, Env: []string{"PATH=/bin"}})
+	s := start(t, t.TempDir(), "--pool-max", "0", "--registry-allow", "http://"+private, "--registry-allow", "http://"+public)
 	for _, c := range []struct{ name, definition, want string }{
 		{"without credentials", `{"fromImage":"` + ref + `"}`, "401 Unauthorized: check the image's name, or give credentials"},
 		{"with wrong ones", `{"fromImage":"` + ref + `","fromImageRegistry":{"type":"registry","username":"ann","password":"wrong-pass"}}`, "401 Unauthorized"},
@@ -98,12 +101,32 @@ func TestTemplatesFromRegistries(t *testing.T) {
 		t.Errorf("import: %s", out)
 	}
 	check("copy:v2")
-	definition := filepath.Join(t.TempDir(), "app.json")
-	if err := os.WriteFile(definition, []byte(`{"fromTemplate":"copy:v2","steps":[{"type":"RUN","args":["true"]}]}`), 0o600); err != nil {
+
+	// A Dockerfile, with files beside it.
+	dir := t.TempDir()
+	dockerfile := filepath.Join(dir, "Dockerfile")
+	for name, text := range map[string]string{
+		"Dockerfile":    "FROM " + open + "\nENV GREETING=hi\nCOPY etc/* /etc/\nCOPY --chown=user --chmod=700 made.sh .dockerignore /home/user/\nRUN cd /home/user && ./made.sh >made && ! cat .env\n",
+		"etc/motd":      "hello\n",
+		"made.sh":       "#!/bin/sh\necho $GREETING\n",
+		"etc/.env":      "key of the author",
+		".dockerignore": "**/.env\n",
+	} {
+		p := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out := s.mustCLI("template", "build", "-f", dockerfile, "--name", "third"); !strings.Contains(out, "uploaded made.sh") {
+		t.Errorf("template build: %s", out)
+	}
+	check("third")
+	if err := os.Symlink("/etc/hostname", filepath.Join(dir, "etc/name")); err != nil {
 		t.Fatal(err)
 	}
-	s.mustCLI("template", "build", "-f", definition, "--name", "third")
-	check("third")
+	if out, err := s.cli("template", "build", "-f", dockerfile, "--name", "third"); err == nil || !strings.Contains(out, "leads out of the context directory") {
+		t.Errorf("with a link to a file of the author's machine: %v %s", err, out)
+	}
 	s.mustCLI("template", "publish", "third")
 	s.mustCLI("template", "delete", "third")
 	if out, err := s.cli("template", "inspect", "third"); err == nil || !strings.Contains(out, "no finished template") {
