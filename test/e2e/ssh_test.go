@@ -19,6 +19,7 @@ import (
 
 // TestSSH works in a sandbox with the OpenSSH client of this machine.
 func TestSSH(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("ssh"); err != nil {
 		t.Skip("no OpenSSH client: make deps-test installs it")
 	}
@@ -26,6 +27,7 @@ func TestSSH(t *testing.T) {
 	b := s.sandbox(nil)
 	other := s.sandbox(nil)
 	dir := t.TempDir()
+	mine := append(os.Environ(), "HOME="+dir, "TMPDIR="+dir)
 	run := func(stdin io.Reader, name string, args ...string) (string, string, int) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -33,7 +35,7 @@ func TestSSH(t *testing.T) {
 		cmd := exec.CommandContext(ctx, name, args...)
 		var out, errs bytes.Buffer
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &out, &errs
-		cmd.Env = append(os.Environ(), "HOME="+dir, "TMPDIR="+dir)
+		cmd.Env = mine
 		err := cmd.Run()
 		if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
 			t.Fatal(err)
@@ -85,17 +87,29 @@ func TestSSH(t *testing.T) {
 	}
 	name := b.id + ".postern"
 	// A terminal: a key interrupts, and the shell's status is the client's.
-	keys, typed := io.Pipe()
-	go func() {
-		for _, text := range []string{"tty; sleep 1000\n", "\x03", "exit 5\n"} {
-			_, _ = io.WriteString(typed, text)
-			time.Sleep(3 * time.Second) // for the shell to start the command, and to take the key
-		}
-		_ = typed.Close()
-	}()
-	out, errs, exit := run(keys, "ssh", "-tt", "-F", config, name)
-	if exit != 5 || !strings.Contains(out, "/dev/pts") {
-		t.Errorf("terminal: %q, %q, %d", out, errs, exit)
+	keys, typed, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer keys.Close()
+	defer typed.Close() // not before the shell has ended
+	said := &lockedBuffer{}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	terminal := exec.CommandContext(ctx, "ssh", "-tt", "-F", config, name)
+	terminal.Env, terminal.Stdin, terminal.Stdout, terminal.Stderr = mine, keys, said, said
+	if err := terminal.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.WriteString(typed, "tty; sleep 1000\n")
+	eventually(t, "the shell says which terminal it has", func() bool { return strings.Contains(said.String(), "/dev/pts") })
+	time.Sleep(time.Second) // for the shell to start the second command
+	_, _ = io.WriteString(typed, "\x03")
+	time.Sleep(time.Second) // for the shell to take the key
+	_, _ = io.WriteString(typed, "exit 5\n")
+	_ = terminal.Wait()
+	if exit := terminal.ProcessState.ExitCode(); exit != 5 {
+		t.Errorf("terminal: %q, %d", said, exit)
 	}
 	file := filepath.Join(dir, "blob")
 	if err := os.WriteFile(file, blob, 0o640); err != nil {
@@ -155,17 +169,16 @@ func TestSSH(t *testing.T) {
 	testForward(t, s, b)
 
 	// A client that goes takes its process with it.
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "ssh", "-F", config, name, "exec -a gone-with-client sleep 1000")
-	_ = cmd.Run()
-	deadline := time.Now().Add(30 * time.Second)
-	for b.run("pgrep -f '[g]one-with-client'").exit == 0 {
-		if time.Now().After(deadline) {
-			t.Fatal("the process of a client that has gone still runs")
-		}
-		time.Sleep(200 * time.Millisecond)
+	cmd := exec.CommandContext(t.Context(), "ssh", "-F", config, name, "exec -a gone-with-client sleep 1000")
+	cmd.Env = mine
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
 	}
+	runs := func() bool { return b.run("pgrep -f '[g]one-with-client'").exit == 0 }
+	eventually(t, "the client's process runs", runs)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	eventually(t, "the process of a client that has gone ends", func() bool { return !runs() })
 
 	// A key of another project opens nothing.
 	t.Run("another project's key", func(t *testing.T) {
@@ -173,9 +186,7 @@ func TestSSH(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Setenv("POSTERN_URL", "http://"+s.web)
-		t.Setenv("POSTERN_PROJECT_KEY", strings.TrimSpace(lastWord(key)))
-		if out, errs, exit := run(nil, s.bin, "ssh", other.id, "true"); exit == 0 || !strings.Contains(errs, "no sandbox") {
+		if out, errs, exit := run(nil, "env", "POSTERN_URL=http://"+s.web, "POSTERN_PROJECT_KEY="+strings.TrimSpace(lastWord(key)), s.bin, "ssh", other.id, "true"); exit == 0 || !strings.Contains(errs, "no sandbox") {
 			t.Errorf("got %q, %q, %d", out, errs, exit)
 		}
 	})
