@@ -24,6 +24,7 @@ import (
 // drafted in the places where it must not be: the database with its write-ahead log,
 // the blobs, the server's log, and the memory of the server once it is idle.
 func TestSealed(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir())
 	address, key := s.inbox("analyst")
 
@@ -152,7 +153,7 @@ Content-Transfer-Encoding: base64
 		if len(found) == 0 || ctx.Err() != nil {
 			break
 		}
-		if try%15 == 0 {
+		if try%5 == 0 {
 			// docs/background/threat-model.md: now and then a scrap stays on the stack of a
 			// goroutine that lives on, until the server does something else.
 			t.Logf("after %d looks it holds %v", try, found)
