@@ -114,6 +114,7 @@ func (s *server) startBuild(template, build, definition string) (b buildStatus) 
 
 // TestTemplateBuild builds templates by their definitions in real sandboxes.
 func TestTemplateBuild(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--snapshots", "--pool-max", "0")
 	template, build := s.template("app")
 	hash := strings.Repeat("0a", 32)

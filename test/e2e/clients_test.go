@@ -26,6 +26,7 @@ import (
 // The package requests is the copy that pip brings along. Its own release and httpx
 // need an index of packages; httpx reads SSL_CERT_FILE as Python's ssl does.
 func TestClientsTrustTheWall(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestClientsTrustTheWall$", "-test.v=true", "-test.timeout=8m")
 		cmd.Env = append(os.Environ(), "POSTERN_TEST_INSIDE=1")

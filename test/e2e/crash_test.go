@@ -280,6 +280,7 @@ func crash(t *testing.T, kills int, servers func(flags []string) []func() *serve
 // proposer retries lost answers with the same idempotency key. Each mail is proposed
 // once and leaves once, not before its time, and never if it was cancelled.
 func TestCrashSchedule(t *testing.T) {
+	t.Parallel()
 	const mails, kills = 24, 6
 	out, addr := listen(t)
 	data := t.TempDir()

@@ -98,6 +98,7 @@ trap '[ -z "$server" ] || { kill "$server"; wait "$server" || true; }' EXIT
 // against a real server, as a reader would who follows the page from its first
 // line to its last.
 func TestPagesRun(t *testing.T) {
+	t.Parallel()
 	bin := postern(t)
 	modules, err := filepath.Abs("../../demo/node_modules")
 	if err != nil {

@@ -23,6 +23,7 @@ const outside = "203.0.113.10"
 // else. It runs in a network namespace of its own: a packet that passed the wall by
 // mistake could not leave this machine.
 func TestEgress(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestEgress$", "-test.v=true")
 		cmd.Env = append(os.Environ(), "POSTERN_TEST_INSIDE=1")

@@ -121,6 +121,7 @@ func within(t testing.TB, d time.Duration, what string, ok func() bool) {
 // TestObserve checks logs, metrics and events of a sandbox, while it runs and after
 // its end.
 func TestObserve(t *testing.T) {
+	t.Parallel()
 	r := newHookReceiver(t)
 	s := start(t, t.TempDir(), "--webhook-private")
 	out := s.mustCLI("webhook", "create", r.URL+"/made")

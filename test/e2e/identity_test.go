@@ -37,6 +37,7 @@ func (b *box) cell(code string) []string {
 // compares every source of randomness. The attack: code in one sandbox predicts keys
 // and tokens of another.
 func TestCopiesShareNoRandomState(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--snapshots")
 	// Until the snapshot exists, sandboxes boot cold and are not copies.
 	s.await("made snapshot of template")

@@ -15,6 +15,7 @@ var accountToken = regexp.MustCompile(`pgr_[A-Z2-7]{26}`)
 // TestLobsterMail plays test/mail/lobster.test.mjs: LobsterMail's unchanged client
 // against this server, with only its base URL and token set.
 func TestLobsterMail(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--signup", "--webhook-private", "--resolver", dnstest.Start(t).Addr, "--cold", "--pool-max", "0")
 	cmd := exec.Command("node", "--test", "--test-force-exit", "--test-reporter=spec", "lobster.test.mjs")
 	cmd.Dir = "../mail"

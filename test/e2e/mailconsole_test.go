@@ -19,6 +19,7 @@ const attackMail = "From: System <eve@evil.example>\r\nSubject: Kohlrabi\r\nMess
 // TestBrowserMail adds a domain and manages inboxes in headless Chromium. The DNS is
 // a real server, which holds the records that the pages show.
 func TestBrowserMail(t *testing.T) {
+	t.Parallel()
 	dns := dnstest.Start(t)
 	var s *server
 	// Stands for a DNS provider's form, which the script fills in, and below /attack

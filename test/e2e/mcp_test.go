@@ -21,6 +21,7 @@ import (
 // the real binary, and its official client through the bridge that desktop programs
 // start.
 func TestMCP(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--pool-max", "0", "--pool-min", "0", "--oauth-issuer", "https://login.example.com")
 	address, key := s.inbox("desk")
 	t.Run("conformance", func(t *testing.T) { conform(t, s, key) })

@@ -118,6 +118,7 @@ func changePolicy(t *testing.T, proposer, owner shell, text string) {
 // agent who do all of oversight on the command line, and make mistakes. Each error
 // names the field and its allowed values.
 func TestOversightCommandLine(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--cold", "--pool-max", "0")
 	op := shell{s: s}
 	s.person("ann")

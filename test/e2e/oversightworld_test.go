@@ -19,6 +19,7 @@ import (
 // switch cuts its open connection, and another connection is held until a person
 // approves. It runs in a network namespace, as TestEgress does.
 func TestOversightSandbox(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestOversightSandbox$", "-test.v=true")
 		cmd.Env = append(os.Environ(), "POSTERN_TEST_INSIDE=1")

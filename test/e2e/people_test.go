@@ -10,6 +10,7 @@ import (
 // TestBrowserPeople signs people in, in headless Chromium: with an authenticator app
 // and no JavaScript, and with passkeys on a virtual authenticator. Passkeys need a name, so the console is opened as localhost.
 func TestBrowserPeople(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--cold", "--pool-max", "0")
 	shots := os.Getenv("POSTERN_TEST_SCREENSHOTS")
 	if shots == "" {

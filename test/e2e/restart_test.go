@@ -265,6 +265,7 @@ func (p session) goesOn(t *testing.T, begun session, atLeast int) {
 // TestRestart kills and stops the server under running sandboxes. It runs in a
 // network namespace of its own, with an outside that it can watch.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestRestart$", "-test.v=true")
 		cmd.Env = append(os.Environ(), "POSTERN_TEST_INSIDE=1")
@@ -397,6 +398,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 // made, paused, resumed and ended, and each time compares the rows with the
 // machine.
 func TestKilledUnderLoad(t *testing.T) {
+	t.Parallel()
 	kills := min(30, times(t, "POSTERN_TEST_KILLS", 12)) // make soak-tests asks for 300, which would take hours here
 	data := t.TempDir()
 	t.Cleanup(func() { sweep(t, data) }) // after the servers have ended

@@ -35,6 +35,7 @@ import (
 // SOCKS5 server in a network namespace. At the end it searches for what must be
 // nowhere.
 func TestCredentials(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestCredentials$", "-test.v=true")
 		cmd.Env = append(os.Environ(), "POSTERN_TEST_INSIDE=1")

@@ -160,6 +160,7 @@ func forms(value string) map[string]string {
 // way to get the values that this file's authors could think of. Each request that
 // may have the value reaches the server with it, and no answer does.
 func TestSecretsStayOutside(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestSecretsStayOutside$", "-test.v=true")
 		cmd.Env = append(os.Environ(), "POSTERN_TEST_INSIDE=1")

@@ -3,8 +3,10 @@
 // packages of "make deps-test". Without them they fail: a skipped test shows nothing.
 //
 // Each test starts a server of its own on free ports of the loopback interface, with
-// its own data directory, so tests that do not measure the machine may run in
-// parallel. "make e2e RUN=TestName" runs one.
+// its own data directory, so tests may run in parallel. The longer ones do, except
+// those that measure or exhaust the machine, compare times, choose ports before they
+// use them, or change this process. These run first, one after the other. "make e2e
+// RUN=TestName" runs one.
 package e2e
 
 import (

@@ -35,6 +35,7 @@ func freePort(t testing.TB) string {
 // TestStory plays what make demo plays, with the official SDKs, against a
 // server of its own, and ends it.
 func TestStory(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	cmd := exec.Command("node", "../../demo/story.mjs", postern(t), dir, "--ports", freePort(t)+","+freePort(t), "--stop")
 	out, err := cmd.CombinedOutput()
@@ -52,6 +53,7 @@ func TestStory(t *testing.T) {
 
 // TestBrowser lets a person decide in headless Chromium.
 func TestBrowser(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--cold", "--pool-max", "0")
 	from, key := s.inbox("analyst")
 	to, toKey := s.inbox("buyer")

@@ -10,6 +10,7 @@ import (
 // TestOwnTemplates: the server's own templates have what their definitions promise, and
 // one that is not built yet is built at its first use.
 func TestOwnTemplates(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir())
 	// The first use may find it built already.
 	var slim *box

@@ -44,6 +44,7 @@ func (b *box) authority() (sandbox string, count int) {
 // TestSandboxTrustsItsOwnAuthorityAlone: the authority stays over a pause, and a
 // sandbox from a snapshot trusts another one, not its origin's.
 func TestSandboxTrustsItsOwnAuthorityAlone(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--snapshots")
 	b := s.sandbox(map[string]any{"envVars": map[string]string{"PIP_CERT": "/mine"}})
 	check := func(when string, b *box) {

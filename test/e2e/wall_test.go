@@ -30,6 +30,7 @@ var roundTheWall string
 // nginx no request for that host, which both would accept. Ordinary web clients must
 // go on working.
 func TestRoundTheWall(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestRoundTheWall$", "-test.v=true")
 		cmd.Env = append(os.Environ(), "POSTERN_TEST_INSIDE=1")
