@@ -49,6 +49,7 @@ func TestMain(m *testing.M) {
 // TestBuildKilled: whenever a build is killed, no process and no mount stays, no
 // incomplete template can be found, and the next build succeeds.
 func TestBuildKilled(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	before := temporary(t)
 	for _, at := range []string{"installing", "writing the image"} {

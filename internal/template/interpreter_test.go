@@ -271,6 +271,7 @@ func leaveExecution(t *testing.T, url string, request map[string]string) {
 }
 
 func TestInterpreter(t *testing.T) {
+	t.Parallel() // with TestBuildKilled: both mostly wait
 	url := startInterpreter(t)
 
 	t.Run("state over two calls", func(t *testing.T) {
