@@ -114,7 +114,7 @@ func (l *local) inspectTemplate(ctx context.Context, name string, spdx bool, out
 			{"from", printable(from)},
 			{"source", r.Source},
 			{"image", r.Image},
-			{"size", fmt.Sprintf("%d MB", r.ImageBytes/1e6)},
+			{"on disk", fmt.Sprintf("%d MB", r.ImageBytes/1e6)}, // beside what it shares with its base
 			{"CPUs", orDefault(r.CPUCount, "")},
 			{"memory", orDefault(r.MemoryMB, " MiB")},
 			{"disk", orDefault(r.DiskSizeMB, " MiB")},

@@ -139,7 +139,7 @@ type Result struct {
 	Probes   []sandbox.Probe   `json:"probes,omitempty"` // of services inherited from a template of the server
 	Source   string            `json:"source,omitempty"` // digest of the OCI image's manifest; empty if it started from a template
 	Layers   []string          `json:"layers,omitempty"` // digests of the layers of its steps
-	Bytes    int64             `json:"bytes"`            // size of the image
+	Bytes    int64             `json:"bytes"`            // size of the image's file, without what it shares with others
 }
 
 // A Definition says what a template is made of.

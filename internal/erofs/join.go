@@ -42,8 +42,9 @@ const (
 	joinedName = "image"
 )
 
-// ErrJoin means that the host's kernel cannot join the parts of an image.
-var ErrJoin = errors.New("the kernel cannot join the parts of an image; it needs Linux 6.12 or later with EROFS, and root")
+// ErrJoin means that the host's kernel cannot join the parts of an image. On tmpfs it never
+// can.
+var ErrJoin = errors.New("the kernel cannot join the parts of an image; it needs root, Linux 6.12 or later with EROFS, and files on a disk")
 
 // PartName returns the name of the file of an image that is a part of others.
 func PartName(d Digest) string { return d.String() + ".erofs" }
