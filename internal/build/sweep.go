@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -282,7 +283,7 @@ func (s *Service) dropFiles(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, image := range images[:len(images):len(images)] {
+	for _, image := range slices.Clip(images) {
 		// Without the parts of an image, neither it nor what is paused in it can start.
 		parts, err := erofs.Parts(s.imagePath(image))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {

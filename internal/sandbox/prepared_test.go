@@ -143,7 +143,7 @@ func TestPreparedSandboxesFollowDemand(t *testing.T) {
 	f.waitFor("two of base wait", waiting(0))
 	used := func(template string) bool {
 		_, was := f.runtime.Prepared()
-		s := f.create(sandbox.Request{Template: template})
+		s := f.create(sandbox.Request{Template: template}) //nolint:contextcheck // that of the test
 		if err := f.fleet.Kill(ctx, f.who, s.ID); err != nil {
 			t.Error(err)
 		}
