@@ -469,12 +469,17 @@ func TestExpectContinuePasses(t *testing.T) {
 			w.WriteHeader(http.StatusExpectationFailed)
 			return
 		}
+		if r.URL.Path == "/twice" {
+			w.WriteHeader(http.StatusContinue)
+			w.WriteHeader(http.StatusContinue)
+		}
 		n, _ := io.Copy(io.Discard, r.Body)
 		fmt.Fprint(w, n)
 	})
 	d := serveData(t, Config{}, map[uint16]string{3000: addr})
 	tests := []struct{ name, path, token, want string }{
 		{"taken", "/", "traffic-" + testID, "HTTP/1.1 100 Continue"},
+		{"taken twice", "/twice", "traffic-" + testID, "HTTP/1.1 100 Continue"},
 		{"the service refuses", "/no", "traffic-" + testID, "HTTP/1.1 417 Expectation Failed"},
 		{"we refuse", "/", "wrong", "HTTP/1.1 403 Forbidden"},
 	}
@@ -496,8 +501,8 @@ func TestExpectContinuePasses(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer resp.Body.Close()
-			if got := text(t, resp); got != "5" {
-				t.Errorf("got %q, want 5", got)
+			if got := text(t, resp); resp.StatusCode != http.StatusOK || got != "5" {
+				t.Errorf("got %s, %q, want 5 after a single 100 Continue", resp.Status, got)
 			}
 		})
 	}

@@ -73,7 +73,7 @@ func (s *Server) ServeData(w http.ResponseWriter, r *http.Request) {
 			s.serveTools(w, r, t)
 			return
 		}
-		s.proxy.ServeHTTP(w, r.WithContext(withTarget(r.Context(), t)))
+		s.forward(w, r, t)
 		return
 	}
 	refuse(w, r, t, ref)
@@ -232,6 +232,26 @@ func controlPath(path string) bool {
 	// the above.
 	return strings.Contains(path, "//") || strings.Contains(path, "/.")
 }
+
+// forward passes a request on to its target.
+func (s *Server) forward(w http.ResponseWriter, r *http.Request, t target) {
+	s.proxy.ServeHTTP(withoutContinue{w}, r.WithContext(withTarget(r.Context(), t)))
+}
+
+// withoutContinue does not pass on "100 Continue". net/http sends its own when the
+// transport begins to read the body, which it does once the service has said to continue.
+// That of the service could follow it, or not, depending on which goroutine is first.
+type withoutContinue struct{ http.ResponseWriter }
+
+// WriteHeader writes the head of a response, unless it is "100 Continue".
+func (w withoutContinue) WriteHeader(code int) {
+	if code != http.StatusContinue {
+		w.ResponseWriter.WriteHeader(code)
+	}
+}
+
+// Unwrap is for [http.ResponseController].
+func (w withoutContinue) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // targetKey is the context key of a request's target.
 type targetKey struct{}

@@ -47,7 +47,7 @@ func (s *Server) serveTools(w http.ResponseWriter, r *http.Request, t target) {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodDelete, http.MethodOptions:
 		r.Body, r.ContentLength = http.NoBody, 0
-		s.proxy.ServeHTTP(w, r.WithContext(withTarget(r.Context(), t)))
+		s.forward(w, r, t)
 		return
 	case http.MethodPost:
 	default:
@@ -114,7 +114,7 @@ func (s *Server) serveTools(w http.ResponseWriter, r *http.Request, t target) {
 		r.Header.Set("Accept", "application/json")
 		r.Header.Set("Accept-Encoding", "identity")
 	}
-	s.proxy.ServeHTTP(w, r.WithContext(withTarget(r.Context(), t)))
+	s.forward(w, r, t)
 }
 
 // rpcRefuse answers a message with an error of JSON-RPC.
