@@ -42,7 +42,7 @@ help:
 	@echo '  make deadcode     the functions that the programs cannot reach'
 	@echo
 	@echo 'Before a change lands:'
-	@echo '  make test         install what the tests need and pass them all: 25 minutes on 2 cores'
+	@echo '  make test         install what the tests need and pass them all: 20 minutes on 2 cores'
 	@echo '  make generate     the Go code of proto/ anew; make check-generated fails if that changes it'
 	@echo '  make screenshots  the pictures in docs/console.md anew'
 	@echo '  make licenses     bin/licenses: the texts that go with the built program'
