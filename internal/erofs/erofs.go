@@ -149,6 +149,11 @@ func Write(ctx context.Context, w *os.File, source string, pick func(name string
 // WriteTree does not sync w. If it returns an error, w holds no image.
 func WriteTree(ctx context.Context, w *os.File, root *Node) (Digest, error) {
 	b := builder{shared: map[*Node]*inode{}}
+	return b.writeTree(ctx, w, root)
+}
+
+// writeTree writes the image of the tree below root.
+func (b *builder) writeTree(ctx context.Context, w *os.File, root *Node) (Digest, error) {
 	top, err := b.add(root, nil, "/")
 	if err != nil {
 		return Digest{}, fmt.Errorf("make image: %w", err)
@@ -566,7 +571,8 @@ func (n *inode) name() string {
 	return "tree"
 }
 
-// superblock returns the superblock.
+// superblock writes the superblock into the first block of meta, and returns it. Fields
+// that it does not know stay as they are.
 func superblock(meta []byte, root *inode, d Digest, inodes uint64, blocks uint32) []byte {
 	le := binary.LittleEndian
 	b := meta[superAt : superAt+superSize]

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"os"
 	"path/filepath"
 	"slices"
@@ -199,7 +198,7 @@ func join(f *os.File, parts []Digest) (*os.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("open part: %w", err)
 		}
-		defer p.Close() // the kernel opens it by itself
+		defer p.Close() // the kernel opens the part again, and keeps it open
 		if h, err := readHead(p); err != nil {
 			return nil, fmt.Errorf("read part %s: %w", p.Name(), err)
 		} else if h.digest != d {
@@ -229,20 +228,11 @@ func join(f *os.File, parts []Digest) (*os.File, error) {
 // of. If base has too many parts, the error wraps errors.ErrUnsupported. Only [Open]
 // shows whether the kernel can join them.
 func WriteJoined(ctx context.Context, w *os.File, root *Node, base *Image) (Digest, error) {
-	b := builder{shared: map[*Node]*inode{}, base: base}
-	var err error
-	if b.parts = base.Files(); len(b.parts) > maxParts {
+	b := builder{shared: map[*Node]*inode{}, base: base, parts: base.Files()}
+	if len(b.parts) > maxParts {
 		return Digest{}, fmt.Errorf("make image: %w: over %d parts", errors.ErrUnsupported, maxParts)
 	}
-	top, err := b.add(root, nil, "/")
-	if err != nil {
-		return Digest{}, fmt.Errorf("make image: %w", err)
-	}
-	d, err := b.write(ctx, w, top)
-	if err != nil {
-		return Digest{}, fmt.Errorf("make image: %w", err)
-	}
-	return d, nil
+	return b.writeTree(ctx, w, root)
 }
 
 // Files returns the images whose files i consists of, itself first. They become the parts
@@ -309,17 +299,10 @@ func (b *builder) head(own, blocks uint64, d Digest) []byte {
 		extents(number[s.file], s.start, s.blocks)
 	}
 	sb := out[superAt:]
-	le.PutUint32(sb[0:], magic)
-	le.PutUint32(sb[8:], compatChecksum)
-	sb[12] = blockBits
-	le.PutUint16(sb[14:], uint16(root.number()))
-	le.PutUint64(sb[16:], 2)
-	le.PutUint32(sb[36:], uint32(len(out)>>blockBits)+uint32(own))
-	copy(sb[48:], d[:])
 	le.PutUint32(sb[80:], featureChunks|featureParts)
 	le.PutUint16(sb[86:], uint16(len(b.parts)))
 	le.PutUint16(sb[88:], devicesAt/deviceSize)
-	le.PutUint32(sb[4:], ^crc32.Checksum(out[superAt:blockSize], crc32.MakeTable(crc32.Castagnoli)))
+	superblock(out, root, d, 2, uint32(len(out)>>blockBits)+uint32(own)) // the checksum includes all of it
 	return out
 }
 

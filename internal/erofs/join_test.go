@@ -14,6 +14,7 @@ import (
 	reader "gvisor.dev/gvisor/pkg/erofs"
 
 	"postern/internal/erofs"
+	"postern/internal/erofs/erofstest"
 )
 
 // needJoin skips a test where the kernel cannot join images: there WriteJoined is not used.
@@ -27,30 +28,6 @@ func needJoin(t *testing.T) {
 	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err != nil || major < 6 || major == 6 && minor < 12 || os.Geteuid() != 0 {
 		t.Skip("it needs root and Linux 6.12")
 	}
-}
-
-// put writes an image of root to its name in dir: a joined one if base is set.
-func put(t testing.TB, dir string, root *erofs.Node, base *erofs.Image) string {
-	t.Helper()
-	f, err := os.CreateTemp(dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	var d erofs.Digest
-	if base == nil {
-		d, err = erofs.WriteTree(t.Context(), f, root)
-	} else {
-		d, err = erofs.WriteJoined(t.Context(), f, root, base)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(dir, erofs.PartName(d))
-	if err := os.Rename(f.Name(), path); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 // get opens an image and reads its tree.
@@ -79,7 +56,7 @@ func TestJoinedImage(t *testing.T) {
 	first := tree()
 	// Over one extent of the head, and not a multiple of it.
 	first.Entries["big"] = text(strings.Repeat("0123456789abcdef", 3<<16+300))
-	path := put(t, dir, first, nil)
+	path := erofstest.Write(t, dir, first, nil)
 	for generation := range 4 {
 		base, root := get(t, path)
 		root.Entries[fmt.Sprintf("new%d", generation)] = text(strings.Repeat("n", 5000+generation))
@@ -89,8 +66,8 @@ func TestJoinedImage(t *testing.T) {
 			root.Entries["big"] = text(strings.Repeat("B", 2<<20))
 		}
 		want := show(t, root)
-		path = put(t, dir, root, base)
-		if again := put(t, dir, root, base); again != path {
+		path = erofstest.Write(t, dir, root, base)
+		if again := erofstest.Write(t, dir, root, base); again != path {
 			t.Errorf("the same tree gives %s, then %s", path, again)
 		}
 		i, got := get(t, path)
@@ -118,7 +95,7 @@ func TestJoinedImage(t *testing.T) {
 			}
 		}
 		// It can be written as an image of its own.
-		flat, _ := get(t, put(t, t.TempDir(), got, nil))
+		flat, _ := get(t, erofstest.Write(t, t.TempDir(), got, nil))
 		if flat.Parts != nil {
 			t.Error("an image of its own has parts")
 		}
@@ -159,11 +136,11 @@ func nodeBytes(t *testing.T, n *erofs.Node) []byte {
 func TestJoinedImageNeedsItsParts(t *testing.T) {
 	needJoin(t)
 	dir := t.TempDir()
-	first := put(t, dir, folder(map[string]*erofs.Node{"a": text("one")}), nil)
-	other := put(t, dir, folder(map[string]*erofs.Node{"a": text("two")}), nil)
+	first := erofstest.Write(t, dir, folder(map[string]*erofs.Node{"a": text("one")}), nil)
+	other := erofstest.Write(t, dir, folder(map[string]*erofs.Node{"a": text("two")}), nil)
 	base, root := get(t, first)
 	root.Entries["b"] = text("more")
-	path := put(t, dir, root, base)
+	path := erofstest.Write(t, dir, root, base)
 	if err := os.Rename(other, first); err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +162,7 @@ func TestJoinedImageNeedsItsParts(t *testing.T) {
 func TestJoinedImageHasFewParts(t *testing.T) {
 	needJoin(t)
 	dir := t.TempDir()
-	path := put(t, dir, folder(map[string]*erofs.Node{"0": text("x")}), nil)
+	path := erofstest.Write(t, dir, folder(map[string]*erofs.Node{"0": text("x")}), nil)
 	for n := 1; ; n++ {
 		base, root := get(t, path)
 		root.Entries[fmt.Sprint(n)] = text("x")
@@ -201,17 +178,17 @@ func TestJoinedImageHasFewParts(t *testing.T) {
 		if err != nil || n > 100 {
 			t.Fatalf("after %d: %v", n, err)
 		}
-		path = put(t, dir, root, base)
+		path = erofstest.Write(t, dir, root, base)
 	}
 }
 
 // FuzzParts: the head of an image must never make the server crash or take all memory.
 func FuzzParts(f *testing.F) {
 	dir := f.TempDir()
-	flat := put(f, dir, folder(map[string]*erofs.Node{"a": text("A")}), nil)
+	flat := erofstest.Write(f, dir, folder(map[string]*erofs.Node{"a": text("A")}), nil)
 	base, root := get(f, flat)
 	root.Entries["b"] = text("B")
-	for _, path := range []string{flat, put(f, dir, root, base)} {
+	for _, path := range []string{flat, erofstest.Write(f, dir, root, base)} {
 		b, err := os.ReadFile(path)
 		if err != nil {
 			f.Fatal(err)

@@ -145,12 +145,13 @@ func (p *preparer) step(ctx context.Context, r Preparer) (more bool, err error) 
 	if f.conf.Cold && len(specs) == 0 {
 		return r.Prepare(ctx, nil) // nothing here starts from memory
 	}
-	base, err := f.base(ctx, f.conf.Prepare[0])
-	if err != nil {
-		return false, err
-	}
-	for len(specs) < f.conf.Prepared {
-		specs = append(specs, f.frame(base, base.CPUs, base.MemoryMB, base.DiskMB))
+	if lacking := f.conf.Prepared - len(specs); lacking > 0 {
+		base, err := f.base(ctx, f.conf.Prepare[0])
+		if err != nil {
+			return false, err
+		}
+		first := f.frame(base, base.CPUs, base.MemoryMB, base.DiskMB)
+		specs = append(specs, slices.Repeat([]Spec{first}, lacking)...)
 	}
 	if more, err = r.Prepare(ctx, specs); err != nil && p.forget() {
 		f.log.InfoContext(ctx, "prepare sandboxes of the first template only", "err", err)

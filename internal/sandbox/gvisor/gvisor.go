@@ -352,14 +352,11 @@ func (r *Runtime) startNew(ctx context.Context, i *instance, s sandbox.Spec, roo
 	if from != nil {
 		files = append(files, from)
 	}
-	image, err := r.joined.file(s.Image.Root)
+	files, release, err := r.joined.add(&order, files, s.Image)
 	if err != nil {
 		return "", err
 	}
-	if image != nil {
-		defer image.Close()
-		order.Joined, files = true, append(files, image)
-	}
+	defer release()
 	return r.launch(ctx, order, files, func(reply launch.Reply) error {
 		trace(ctx, reply)
 		return i.take(reply)

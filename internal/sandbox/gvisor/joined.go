@@ -9,6 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"postern/internal/erofs"
+	"postern/internal/sandbox"
+	"postern/internal/sandbox/launch"
 )
 
 // joinedImages keeps joined images open, see [erofs.WriteJoined]. Each opening of one has
@@ -23,6 +25,17 @@ type joinedImages struct {
 type joinedImage struct {
 	at   os.FileInfo // of the file at the path when it was opened
 	file *os.File
+}
+
+// add adds the image to an order and its files, if it is a joined one. The caller calls
+// release once the files were sent.
+func (j *joinedImages) add(order *launch.Order, files []*os.File, i sandbox.Image) (_ []*os.File, release func(), err error) {
+	f, err := j.file(i.Root)
+	if f == nil || err != nil {
+		return files, func() {}, err
+	}
+	order.Joined = true
+	return append(files, f), func() { _ = f.Close() }, nil
 }
 
 // maxJoined bounds how many joined images are kept open.

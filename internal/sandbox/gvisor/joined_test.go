@@ -2,13 +2,13 @@ package gvisor
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"postern/internal/erofs"
+	"postern/internal/erofs/erofstest"
 )
 
 // TestSandboxesShareAJoinedImage: each start gets the same file, so that its pages are in
@@ -16,29 +16,7 @@ import (
 func TestSandboxesShareAJoinedImage(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
-	write := func(root *erofs.Node, base *erofs.Image) string {
-		t.Helper()
-		f, err := os.CreateTemp(dir, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		var d erofs.Digest
-		if base == nil {
-			d, err = erofs.WriteTree(t.Context(), f, root)
-		} else {
-			d, err = erofs.WriteJoined(t.Context(), f, root, base)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		path := filepath.Join(dir, erofs.PartName(d))
-		if err := os.Rename(f.Name(), path); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	flat := write(&erofs.Node{Mode: unix.S_IFDIR | 0o755, Entries: map[string]*erofs.Node{
+	flat := erofstest.Write(t, dir, &erofs.Node{Mode: unix.S_IFDIR | 0o755, Entries: map[string]*erofs.Node{
 		"a": {Mode: unix.S_IFREG | 0o644, Text: strings.Repeat("a", 9000), Size: 9000},
 	}}, nil)
 	base, err := erofs.Open(flat)
@@ -50,7 +28,7 @@ func TestSandboxesShareAJoinedImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := write(root, base)
+	path := erofstest.Write(t, dir, root, base)
 	if i, err := erofs.Open(path); err != nil {
 		t.Skipf("this kernel joins no images: %v", err)
 	} else {

@@ -166,15 +166,11 @@ func (r *Runtime) prepare(ctx context.Context, s sandbox.Spec, like shape) (_ *p
 	order := launch.Order{
 		Prepare: true, User: user, ID: p.name, Dir: dir, Cgroups: r.cgroups.procsFiles(p.name), Flags: flags(s, dir), Image: s.Image.Root != "",
 	}
-	files := []*os.File{out}
-	image, err := r.joined.file(s.Image.Root)
+	files, release, err := r.joined.add(&order, []*os.File{out}, s.Image)
 	if err != nil {
 		return nil, err
 	}
-	if image != nil {
-		defer image.Close()
-		order.Joined, files = true, append(files, image)
-	}
+	defer release()
 	if err := p.l.tell(ctx, order, files...); err != nil {
 		return nil, err
 	}
