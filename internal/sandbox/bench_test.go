@@ -26,9 +26,7 @@ func TestBenchesEndWithTheirTime(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
 		c.MaxBenches, c.MaxSandboxes, c.BenchEgress = 1, 1, policy.Egress{Packages: []string{"npm"}}
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.fleet.Run(ctx) }()
+	stop := f.run()
 	base := sandbox.Base{Rootfs: "/", Key: "k"}
 	open := func(timeout time.Duration) *sandbox.Bench {
 		t.Helper()
@@ -88,8 +86,7 @@ func TestBenchesEndWithTheirTime(t *testing.T) {
 		t.Errorf("after its death: %v", err)
 	}
 	last := open(time.Hour)
-	cancel()
-	<-done
+	stop()
 	if !gone(last)() {
 		t.Error("it outlives the server")
 	}
@@ -228,9 +225,7 @@ func TestTemplatesThatAreGoneHaveNoSnapshot(t *testing.T) {
 	}
 	delete(known, "b2")
 	f.open()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.fleet.Run(ctx) }()
+	stop := f.run()
 	f.waitFor("the snapshot of a template that is gone is removed", func() bool { return len(f.snapshots()) == 1 })
 	s = f.create(sandbox.Request{Template: "b1"})
 	if !f.link.told(s.ID).Restored {
@@ -242,8 +237,7 @@ func TestTemplatesThatAreGoneHaveNoSnapshot(t *testing.T) {
 	if err := f.fleet.ForgetTemplate(t.Context(), "b1"); err != nil {
 		t.Fatal(err)
 	}
-	cancel()
-	<-done
+	stop()
 	if left, err := os.ReadDir(f.conf.Dir); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}
@@ -321,13 +315,8 @@ func TestPooledSandboxHasTheNameThatIsUsed(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
 		c.Cold, c.Prepare, c.Inboxes, c.Pool = false, []string{"base"}, nil, sandbox.PoolConfig{Min: 1, Max: 1, MemoryMB: 1 << 20}
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.fleet.Run(ctx) }()
-	defer func() {
-		cancel()
-		<-done
-	}()
+	stop := f.run()
+	defer stop()
 	f.waitFor("the pool is full", func() bool { return f.fleet.PooledOf("base") == 1 })
 	first := f.create(sandbox.Request{Template: "base", Asked: "alias"})
 	f.waitFor("the pool is full again", func() bool { return f.fleet.PooledOf("base") == 1 })
@@ -350,13 +339,8 @@ func TestPoolFollowsDemandForEachTemplate(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
 		c.Cold, c.Prepare, c.Inboxes, c.Pool = false, []string{"base"}, nil, sandbox.PoolConfig{Min: 1, Max: 3, MemoryMB: 1 << 20}
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.fleet.Run(ctx) }()
-	defer func() {
-		cancel()
-		<-done
-	}()
+	stop := f.run()
+	defer stop()
 	f.waitFor("the first template has its minimum", func() bool { return f.fleet.PooledOf("base") == 1 })
 	if err := f.fleet.MakeTemplateSnapshot(t.Context(), "b1", func(string) {}); err != nil {
 		t.Fatal(err)

@@ -327,6 +327,17 @@ func (f *fixture) create(r sandbox.Request) sandbox.Info {
 	return s
 }
 
+// run runs the fleet until stop is called, which waits for its end.
+func (f *fixture) run() (stop func()) {
+	ctx, cancel := context.WithCancel(f.t.Context())
+	done := make(chan error)
+	go func() { done <- f.fleet.Run(ctx) }()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
 // verbs returns what the audit holds about a sandbox, oldest first.
 func (f *fixture) verbs(id string) (out []string) {
 	f.t.Helper()

@@ -650,9 +650,7 @@ func TestPoolFollowsDemandAndLimits(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
 		c.Cold, c.Prepare, c.Pool = false, []string{"base"}, sandbox.PoolConfig{Min: 2, Max: 4, MemoryMB: 3}
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.fleet.Run(ctx) }()
+	stop := f.run()
 	waiting := func() int {
 		n, memory := f.fleet.Pooled()
 		if memory > 3<<20 {
@@ -680,12 +678,12 @@ func TestPoolFollowsDemandAndLimits(t *testing.T) {
 		})
 	}
 	f.waitFor("two wait", func() bool { return waiting() == 2 })
-	ready, _ := f.runtime.List(ctx)
+	ready, _ := f.runtime.List(t.Context())
 	for _, id := range ready {
 		if who := f.link.owner(id); who.Project != "" || who.Inbox != "" {
 			t.Errorf("%s, which waits, belongs to %+v", id, who)
 		}
-		if err := f.fleet.Kill(ctx, f.who, id); !errors.Is(err, sandbox.ErrNotFound) {
+		if err := f.fleet.Kill(t.Context(), f.who, id); !errors.Is(err, sandbox.ErrNotFound) {
 			t.Errorf("one that waits could be killed: %v", err)
 		}
 	}
@@ -699,7 +697,7 @@ func TestPoolFollowsDemandAndLimits(t *testing.T) {
 	}
 	asking("three wait", func() bool { return waiting() == 3 })
 	// One that died is not handed over.
-	asking("the others are known", func() bool { ready, _ = f.runtime.List(ctx); return len(ready) == asked+3 })
+	asking("the others are known", func() bool { ready, _ = f.runtime.List(t.Context()); return len(ready) == asked+3 })
 	live := f.fleet.Live()
 	for _, id := range ready {
 		if !slices.Contains(live, id) {
@@ -707,12 +705,11 @@ func TestPoolFollowsDemandAndLimits(t *testing.T) {
 		}
 	}
 	asking("the dead are replaced", func() bool {
-		now, _ := f.runtime.List(ctx)
+		now, _ := f.runtime.List(t.Context())
 		return waiting() == 3 && !slices.ContainsFunc(now, func(id string) bool { return slices.Contains(ready, id) && !slices.Contains(live, id) })
 	})
 	ask()
-	cancel()
-	<-done
+	stop()
 	if left, _ := f.runtime.List(t.Context()); len(left) != 0 || waiting() != 0 {
 		t.Errorf("left: %v", left)
 	}
@@ -738,9 +735,7 @@ func TestBrokenTemplateSnapshotIsMadeAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Cold, c.Prepare, c.Inboxes = false, []string{"base"}, nil })
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error)
-			go func() { done <- f.fleet.Run(ctx) }()
+			stop := f.run()
 			f.waitFor("the snapshot is there", func() bool { return len(f.snapshots()) == 1 })
 			f.waitFor("it is used", func() bool {
 				s := f.create(sandbox.Request{Template: "base"})
@@ -761,8 +756,7 @@ func TestBrokenTemplateSnapshotIsMadeAgain(t *testing.T) {
 			if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("the broken snapshot is still there: %v", err)
 			}
-			cancel()
-			<-done
+			stop()
 		})
 	}
 }

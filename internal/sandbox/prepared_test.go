@@ -16,9 +16,7 @@ func TestPreparedSandboxesAreForThoseWhoWait(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
 		c.Cold, c.Prepare, c.Prepared = false, []string{"base"}, 2
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.fleet.Run(ctx) }()
+	stop := f.run()
 	claimed := func() int { _, n := f.runtime.Prepared(); return n }
 	wait := func(what string) {
 		t.Helper()
@@ -38,24 +36,23 @@ func TestPreparedSandboxesAreForThoseWhoWait(t *testing.T) {
 	})
 	wait("two wait again")
 	was := claimed()
-	if err := f.fleet.Pause(ctx, f.who, s.ID, false); err != nil {
+	if err := f.fleet.Pause(t.Context(), f.who, s.ID, false); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := f.fleet.Connect(ctx, f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute}); err != nil {
+	if _, _, err := f.fleet.Connect(t.Context(), f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 	if got := claimed(); got != was+1 {
 		t.Errorf("a resume: got %d that were used, want %d", got, was+1)
 	}
 	wait("two wait after the resume")
-	if _, err := f.fleet.Fork(ctx, f.who, s.ID, time.Minute, 2); err != nil {
+	if _, err := f.fleet.Fork(t.Context(), f.who, s.ID, time.Minute, 2); err != nil {
 		t.Fatal(err)
 	}
 	if got := claimed(); got != was+3 {
 		t.Errorf("a fork: got %d that were used, want %d", got, was+3)
 	}
-	cancel()
-	<-done
+	stop()
 	if ps, _ := f.runtime.Prepared(); len(ps) != 0 {
 		t.Errorf("%d wait after the end", len(ps))
 	}
@@ -67,9 +64,7 @@ func TestPoolLeavesPreparedSandboxes(t *testing.T) {
 		c.Cold, c.Prepare, c.Prepared = false, []string{"base"}, 1
 		c.Pool = sandbox.PoolConfig{Min: 2, Max: 2, MemoryMB: 100}
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.fleet.Run(ctx) }()
+	stop := f.run()
 	for range 3 {
 		f.waitFor("two are pooled, one is prepared", func() bool {
 			pooled, _ := f.fleet.Pooled()
@@ -81,8 +76,7 @@ func TestPoolLeavesPreparedSandboxes(t *testing.T) {
 	if _, n := f.runtime.Prepared(); n != 0 {
 		t.Errorf("got %d that were used, want none", n)
 	}
-	cancel()
-	<-done
+	stop()
 }
 
 // TestColdServerPreparesOnlyAfterAResume: where sandboxes boot, nothing is prepared
@@ -91,23 +85,20 @@ func TestColdServerPreparesOnlyAfterAResume(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) {
 		c.Cold, c.Prepare, c.Prepared = true, []string{"base"}, 1
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.fleet.Run(ctx) }()
+	stop := f.run()
 	s := f.create(sandbox.Request{Template: "base"})
 	time.Sleep(600 * time.Millisecond) // more than a refill is delayed
 	if ps, _ := f.runtime.Prepared(); len(ps) != 0 {
 		t.Errorf("%d wait", len(ps))
 	}
-	if err := f.fleet.Pause(ctx, f.who, s.ID, false); err != nil {
+	if err := f.fleet.Pause(t.Context(), f.who, s.ID, false); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := f.fleet.Connect(ctx, f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute}); err != nil {
+	if _, _, err := f.fleet.Connect(t.Context(), f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 	f.waitFor("one waits", func() bool { ps, _ := f.runtime.Prepared(); return len(ps) == 1 })
-	cancel()
-	<-done
+	stop()
 }
 
 // TestPreparedSandboxesFollowDemand: they fit what was started last, of whatever
@@ -125,9 +116,7 @@ func TestPreparedSandboxesFollowDemand(t *testing.T) {
 			return b, err
 		}
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.fleet.Run(ctx) }()
+	stop := f.run()
 	waiting := func(want int) func() bool {
 		return func() bool {
 			ps, _ := f.runtime.Prepared()
@@ -143,8 +132,8 @@ func TestPreparedSandboxesFollowDemand(t *testing.T) {
 	f.waitFor("two of base wait", waiting(0))
 	used := func(template string) bool {
 		_, was := f.runtime.Prepared()
-		s := f.create(sandbox.Request{Template: template}) //nolint:contextcheck // that of the test
-		if err := f.fleet.Kill(ctx, f.who, s.ID); err != nil {
+		s := f.create(sandbox.Request{Template: template})
+		if err := f.fleet.Kill(t.Context(), f.who, s.ID); err != nil {
 			t.Error(err)
 		}
 		_, is := f.runtime.Prepared()
@@ -169,6 +158,5 @@ func TestPreparedSandboxesFollowDemand(t *testing.T) {
 	f.runtime.RefusePrepare(root)
 	used("base")
 	f.waitFor("two of base wait, since the other cannot", waiting(0))
-	cancel()
-	<-done
+	stop()
 }

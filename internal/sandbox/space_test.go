@@ -132,33 +132,30 @@ func TestRefusedCreateCostsNoPooledSandbox(t *testing.T) {
 		c.Cold, c.Prepare, c.MaxSandboxes = false, []string{"base"}, 1
 		c.Pool = sandbox.PoolConfig{Min: 1, Max: 1, MemoryMB: 100}
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.fleet.Run(ctx) }()
+	stop := f.run()
 	s := f.create(sandbox.Request{Template: "base"})
 	f.waitFor("one waits", func() bool {
 		n, _ := f.fleet.Pooled()
 		return n == 1
 	})
-	before, _ := f.runtime.List(ctx)
+	before, _ := f.runtime.List(t.Context())
 	for range 3 {
 		r := sandbox.Request{Template: "base", Options: sandbox.Options{Timeout: time.Minute}}
-		if _, err := f.fleet.Create(ctx, f.who, r); !errors.Is(err, sandbox.ErrFull) {
+		if _, err := f.fleet.Create(t.Context(), f.who, r); !errors.Is(err, sandbox.ErrFull) {
 			t.Errorf("Create = %v", err)
 		}
 	}
 	slices.Sort(before)
-	after, _ := f.runtime.List(ctx)
+	after, _ := f.runtime.List(t.Context())
 	if slices.Sort(after); !slices.Equal(before, after) {
 		t.Errorf("before there were %v, now %v", before, after)
 	}
 	f.runtime.FailSave(errors.New("a copy was made"))
-	if _, err := f.fleet.Fork(ctx, f.who, s.ID, time.Minute, 3); !errors.Is(err, sandbox.ErrFull) {
+	if _, err := f.fleet.Fork(t.Context(), f.who, s.ID, time.Minute, 3); !errors.Is(err, sandbox.ErrFull) {
 		t.Errorf("Fork = %v", err)
 	}
 	f.runtime.FailSave(nil)
-	cancel()
-	<-done
+	stop()
 }
 
 // TestStuckWarmUpShellDoesNotBlockThePool: a warm-up shell that never ends delays
@@ -169,13 +166,10 @@ func TestStuckWarmUpShellDoesNotBlockThePool(t *testing.T) {
 		c.Pool = sandbox.PoolConfig{Min: 1, Max: 1, MemoryMB: 100}
 	})
 	f.link.cold = true
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.fleet.Run(ctx) }()
+	stop := f.run()
 	f.waitFor("one waits", func() bool {
 		n, _ := f.fleet.Pooled()
 		return n == 1
 	})
-	cancel()
-	<-done
+	stop()
 }
