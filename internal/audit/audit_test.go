@@ -25,9 +25,7 @@ func appendN(t *testing.T, db *store.DB, n int) {
 			t.Fatal(err)
 		}
 	}
-	if err := audit.Settle(t.Context(), db); err != nil {
-		t.Fatal(err)
-	}
+	settle(t, db)
 }
 
 func verify(t *testing.T, db *store.DB, known audit.Head) (h audit.Head, err error) {

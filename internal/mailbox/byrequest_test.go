@@ -131,7 +131,7 @@ func TestApprovedMailByRequestIsMadeOnce(t *testing.T) {
 		// Made again before the decision, it is the same action; after it, it is made, by
 		// one of many.
 		f.run(t)
-		door = mailbox.NewRequests(f.post, asked, 10*time.Second)
+		door = mailbox.NewRequests(f.post, asked, time.Minute)
 		results := make(chan policy.Verdict, 3)
 		var wg sync.WaitGroup
 		for range 3 {
@@ -187,7 +187,7 @@ func TestModesDecideAboutMailByRequest(t *testing.T) {
 		f := setup(t, db)
 		f.judgedBy(t, modes{})
 		f.run(t)
-		door := mailbox.NewRequests(f.post, nil, 3*time.Second)
+		door := mailbox.NewRequests(f.post, nil, 2*time.Minute) // none is held that long
 		b, who := f.inMode(t, "free", policy.Autonomous)
 		// The sends of an inbox are limited, however they leave.
 		if err := f.post.Quotas.SetSending(t.Context(), f.person, b.ID, quota.Sending{Limits: quota.Limits{PerHour: 2}}); err != nil {
