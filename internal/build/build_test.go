@@ -167,6 +167,18 @@ func TestBuildFromImage(t *testing.T) {
 	}
 }
 
+// exec changes rows.
+func (f *fixture) exec(query string) {
+	f.t.Helper()
+	err := f.db.Update(f.t.Context(), func(tx *store.Tx) error {
+		_, err := tx.ExecContext(f.t.Context(), query)
+		return err
+	})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
 // strings returns the rows of a query of one text column.
 func (f *fixture) strings(query string) (out []string) {
 	f.t.Helper()
@@ -620,7 +632,7 @@ func TestServerWithoutSandboxesBuildsNothing(t *testing.T) {
 }
 
 func TestProjectsDiskIsBounded(t *testing.T) {
-	f := newFixture(t, storetest.SQLite(t), build.Config{MaxProjectMB: 1, BuildTime: time.Second})
+	f := newFixture(t, storetest.SQLite(t), build.Config{MaxProjectMB: 1, BuildTime: time.Hour})
 	f.run()
 	big := func(n string) build.Definition {
 		return build.Definition{FromTemplate: "base", Steps: steps([]string{"RUN", "write /" + n + " " + strings.Repeat(n, 250_000)}, []string{"RUN", "exit 1"})}
@@ -635,7 +647,7 @@ func TestProjectsDiskIsBounded(t *testing.T) {
 	if full == 0 {
 		t.Error("six layers of a quarter of a mebibyte fit into one")
 	}
-	time.Sleep(1100 * time.Millisecond)
+	f.exec(`update template_layer set used_at = used_at - 7200000000`) // two hours
 	if s := f.make(f.a, "app", big("g")); s.Failure.Step != "2" {
 		t.Errorf("after a while: %+v", s.Failure)
 	}
@@ -660,16 +672,8 @@ func TestSweepKeepsWhatIsNeeded(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.make(f.a, "lost", build.Definition{FromTemplate: "base", Steps: steps([]string{"RUN", "write /g 6"}, []string{"RUN", "exit 1"})})
-	err := f.db.Update(ctx, func(tx *store.Tx) error {
-		_, err := tx.ExecContext(ctx, `update template_build set created_at = created_at - 2592000000000, ended_at = ended_at - 2592000000000`)
-		if err == nil {
-			_, err = tx.ExecContext(ctx, `update template_layer set used_at = used_at - 2592000000000`)
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f.exec(`update template_build set created_at = created_at - 2592000000000, ended_at = ended_at - 2592000000000`)
+	f.exec(`update template_layer set used_at = used_at - 2592000000000`)
 	if err := f.Sweep(ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -268,15 +269,37 @@ func (mc *mailCase) play(c net.Conn) {
 // a lenient server skips. No server may get a message, and the record must show
 // each one that would have been accepted.
 func TestMailGoesThroughTheGate(t *testing.T) {
-	cases := 3000
+	cases := make([]int, 3000)
 	if testing.Short() {
-		cases = 300
+		cases = cases[:300]
 	}
+	for i := range cases {
+		cases[i] = i
+	}
+	bites, holes := sendMail(t, cases, 50*time.Millisecond)
+	t.Logf("%d of %d cases delivered where there was no wall", bites, len(cases))
+	if bites < len(cases)*2/3 {
+		t.Error("the attacker has no teeth")
+	}
+	// On a busy machine, a server may need longer to greet. Then the wall
+	// cannot know what it is, and only what happens with the usual time, too, is a hole.
+	_, holes = sendMail(t, slices.Sorted(maps.Keys(holes)), 5*time.Second)
+	for _, hole := range holes {
+		t.Error(hole)
+	}
+}
+
+// sendMail plays cases with and without a wall that waits so long for a server to
+// greet. It returns how many delivered a message where there was no wall, and what
+// was wrong in the cases where the wall failed.
+func sendMail(t *testing.T, cases []int, greeting time.Duration) (bites int, holes map[int]string) {
+	t.Helper()
 	var mu sync.Mutex
-	handled, due := map[netip.AddrPort]bool{}, map[netip.AddrPort]mailCase{}
+	holes = map[int]string{}
+	handled, due := map[netip.AddrPort]bool{}, map[netip.AddrPort]int{}
 	w := newWorld(t, func(c *Config) {
 		open(c)
-		c.Limits = Limits{NewConnections: 1e6, Questions: 1e6, Records: 1e6, SniffTimeout: 50 * time.Millisecond, DialTimeout: time.Minute, Window: time.Hour}
+		c.Limits = Limits{NewConnections: 1e6, Questions: 1e6, Records: 1e6, SniffTimeout: greeting, DialTimeout: time.Minute, Window: time.Hour}
 		c.Record = func(_ context.Context, _ auth.Principal, e Event) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -286,7 +309,8 @@ func TestMailGoesThroughTheGate(t *testing.T) {
 		c.SMTP = func(_ context.Context, _ auth.Principal, _ netip.AddrPort, conn net.Conn, _ []byte) { conn.Close() }
 	})
 	byAddress, byName := w.box("i1", policy.Egress{Internet: true}), w.box("i2", named)
-	run := func(i int) (bites bool) {
+	run := func(n int) (bites bool) {
+		i := cases[n]
 		r := rand.New(rand.NewPCG(11, uint64(i)))
 		mc := newMailCase(r)
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -336,28 +360,26 @@ func TestMailGoesThroughTheGate(t *testing.T) {
 		}
 		mc.play(c)
 		l.Close() // where nothing was dialled
-		if <-done {
-			t.Errorf("case %d: the server took mail past the wall, at %v: %+q %+v", i, dst, mc.pieces, mc.quirks)
+		took := <-done
+		mu.Lock()
+		defer mu.Unlock()
+		if took {
+			holes[i] = fmt.Sprintf("case %d: the server took mail past the wall, at %v: %+q %+v", i, dst, mc.pieces, mc.quirks)
 		}
 		if bites {
-			mu.Lock()
-			defer mu.Unlock()
-			due[dst] = mc
+			due[dst] = i
 		}
 		return bites
 	}
-	bites := inParallel(cases, run)
+	bites = inParallel(len(cases), run)
 	w.wall.Detach("i1") // now all is on record
 	w.wall.Detach("i2")
-	for dst, mc := range due {
-		if !handled[dst] {
-			t.Errorf("nothing on record of %v: %+q %+v", dst, mc.pieces, mc.quirks)
+	for dst, i := range due {
+		if !handled[dst] && holes[i] == "" {
+			holes[i] = fmt.Sprintf("case %d: nothing on record of %v", i, dst)
 		}
 	}
-	t.Logf("%d of %d cases delivered where there was no wall", bites, cases)
-	if bites < cases*2/3 {
-		t.Error("the attacker has no teeth")
-	}
+	return bites, holes
 }
 
 // learn makes a sandbox's resolver know an address by a name.

@@ -164,6 +164,7 @@ type Limits struct {
 	Records        int           // distinct events recorded per window; 100. Others are counted
 	Window         time.Duration // in which repeats are counted instead of recorded; one minute. It doubles, up to an hour, while Records is exceeded
 	DialTimeout    time.Duration // to connect to the outside; 10 seconds
+	FirstByte      time.Duration // for the first byte of a program on a port that is not of the web, before it is taken for one that waits for the server; 300 milliseconds
 	SniffTimeout   time.Duration // for the name, or the server's protocol, to appear on a new connection; 5 seconds
 	Idle           time.Duration // after which a connection without traffic is cut; two hours
 }
@@ -180,7 +181,7 @@ func (l *Limits) setDefaults() {
 	for _, d := range []struct {
 		n *time.Duration
 		v time.Duration
-	}{{&l.Window, time.Minute}, {&l.DialTimeout, 10 * time.Second}, {&l.SniffTimeout, 5 * time.Second}, {&l.Idle, 2 * time.Hour}} {
+	}{{&l.Window, time.Minute}, {&l.DialTimeout, 10 * time.Second}, {&l.FirstByte, 300 * time.Millisecond}, {&l.SniffTimeout, 5 * time.Second}, {&l.Idle, 2 * time.Hour}} {
 		if *d.n <= 0 {
 			*d.n = d.v
 		}

@@ -198,10 +198,6 @@ func (c *watchedConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// firstByte is how long the first byte of a program may take on a port that is not of
-// the web, before it is taken for one that waits for the server.
-const firstByte = 300 * time.Millisecond
-
 // handleOther decides on a connection that the lists allow, c, to a port that is not
 // of the web, at an address of a host whose requests are inspected. TLS and HTTP are
 // inspected there as well, whichever the port. Other protocols pass.
@@ -209,7 +205,7 @@ func (a *attached) handleOther(ctx context.Context, in *insideConn, dst netip.Ad
 	defer in.Close()
 	defer context.AfterFunc(ctx, in.abort)()
 	head := make([]byte, 1, 2048)
-	_ = in.SetReadDeadline(time.Now().Add(firstByte))
+	_ = in.SetReadDeadline(time.Now().Add(a.w.cfg.Limits.FirstByte))
 	n, _ := in.Read(head[:1])
 	s := sniffed{}
 	if head = head[:n]; n > 0 {

@@ -928,7 +928,8 @@ func TestRequestsAreInspectedOnEveryPort(t *testing.T) {
 		"by name":    {AllowOut: []string{"example.com"}, DenyOut: []string{"0.0.0.0/0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newInspected(t, inspect.Config{Judge: j}, func(http.ResponseWriter, *http.Request) {}, nil)
+			const firstByte = time.Second
+			w := newInspected(t, inspect.Config{Judge: j}, func(http.ResponseWriter, *http.Request) {}, func(c *Config) { c.Limits.FirstByte = firstByte })
 			w.standsFor(site+":8443", w.outside.Listener)
 			w.web(site + ":8080")
 			w.at(site+":22", func(c net.Conn) { io.WriteString(c, "SSH-2.0-x\r\n"); io.Copy(c, c) })
@@ -945,7 +946,7 @@ func TestRequestsAreInspectedOnEveryPort(t *testing.T) {
 				t.Error("TLS without a name passed")
 			}
 			late := b.mustDial(site + ":8443")
-			time.Sleep(3 * firstByte)
+			time.Sleep(firstByte * 3 / 2)
 			if err := tls.Client(late, &tls.Config{InsecureSkipVerify: true, ServerName: "example.com"}).Handshake(); err == nil {
 				t.Error("TLS that begins late passed")
 			}

@@ -100,7 +100,7 @@ func TestTemplatesStartTheirCommand(t *testing.T) {
 	small.Key, small.MemoryMB, small.DiskMB = "small", 128, 16
 	bases["small"] = small
 	f, who, _ := newFleet(t, bases, func(c *sandbox.Config) {
-		c.Cold, c.ReadyTimeout, c.StartWait, c.Pool = false, 3*time.Second, time.Second, sandbox.PoolConfig{Max: 2, MemoryMB: 1024}
+		c.Cold, c.ReadyTimeout, c.StartWait, c.Pool = false, 9*time.Second, time.Minute, sandbox.PoolConfig{Max: 2, MemoryMB: 1024}
 	})
 	ctx := t.Context()
 	var said []string
@@ -110,7 +110,7 @@ func TestTemplatesStartTheirCommand(t *testing.T) {
 	if !slices.Contains(said, "starting") {
 		t.Errorf("output: %q", said)
 	}
-	for name, want := range map[string]string{"fails": "the last words", "never": "not ready within 3s"} {
+	for name, want := range map[string]string{"fails": "the last words", "never": "not ready within 9s"} {
 		if err := f.MakeTemplateSnapshot(ctx, name, func(string) {}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q in it", name, err, want)
 		} else if _, ok := errors.AsType[*sandbox.StartError](err); !ok {
