@@ -30,6 +30,9 @@ func TestPreparedSandboxesAreForThoseWhoWait(t *testing.T) {
 	f.create(sandbox.Request{Template: "base"}) // it may boot, while the template has no snapshot
 	var s sandbox.Info
 	f.waitFor("a create that uses one", func() bool {
+		if s.ID != "" {
+			_ = f.fleet.Kill(t.Context(), f.who, s.ID)
+		}
 		was := claimed()
 		s = f.create(sandbox.Request{Template: "base"})
 		return claimed() == was+1

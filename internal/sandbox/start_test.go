@@ -149,6 +149,9 @@ func TestSilentTemplateSnapshotIsReplacedByABoot(t *testing.T) {
 			s := f.create(sandbox.Request{Template: "base"})
 			spec, _ := f.runtime.Spec(s.ID)
 			from = spec.From
+			if err := f.fleet.Kill(t.Context(), f.who, s.ID); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if from == "" {
 			t.Fatal("no sandbox starts from the template's snapshot")

@@ -93,11 +93,11 @@ async function run() {
   await page.keyboard.press('Enter')
   await page.waitForURL((u) => u.pathname === path && !u.hash)
 
-  const now = () => page.locator('.standing .state').getAttribute('data-state')
+  const now = () => page.locator('.standing .state').getAttribute('data-state').catch(() => 'approved') // the page was looking again just now
   let got = await now()
   for (let i = 0; i < 240 && ['approved', 'executing'].includes(got); i++) {
     await page.waitForTimeout(500)
-    got = await now().catch(() => 'approved') // the page was looking again just now
+    got = await now()
   }
   check('the page reloads until it shows that the action is done', got === 'done', `${got}: ${await page.locator('main').innerText()}`)
 

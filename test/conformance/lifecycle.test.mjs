@@ -127,7 +127,9 @@ describe('pause and resume', () => {
       const { sandboxId: id } = await create()
       assert.equal((await server.api('POST', `/sandboxes/${id}/resume`, {})).status, 409)
       const pauses = await Promise.all([1, 2, 3].map(() => server.api('POST', `/sandboxes/${id}/pause`)))
-      assert.deepEqual(pauses.map((p) => p.status), [204, 204, 204])
+      // One that arrives after another has finished is a second pause.
+      const statuses = pauses.map((p) => p.status)
+      assert.ok(statuses.includes(204) && statuses.every((s) => [204, 409].includes(s)), statuses.join(' '))
       const twice = await server.api('POST', `/sandboxes/${id}/pause`, {})
       assert.deepEqual([twice.status, twice.json.code], [409, 409])
       const resumed = await server.api('POST', `${path}/${id}/connect`, { timeout: 77 })

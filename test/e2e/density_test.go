@@ -135,7 +135,13 @@ func TestCyclesLeaveNothing(t *testing.T) {
 		waiting, err := filepath.Glob(filepath.Join(s.data, "sandboxes", "p*", "runsc-*.sock"))
 		return err == nil && len(waiting) == 1
 	})
-	before := s.holds()
+	var before holding
+	eventually(t, "it is complete", func() bool {
+		was := s.holds()
+		time.Sleep(time.Second)
+		before = s.holds()
+		return was["files in sandboxes"] == before["files in sandboxes"] && was["processes runsc-"] == before["processes runsc-"] && before["processes runsc-"] > 0
+	})
 	// More than the slack below of each kind, so that one left by each cycle shows.
 	n := 20 * times(t, "POSTERN_TEST_CYCLES", 1)
 	for i := range n {

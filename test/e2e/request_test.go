@@ -86,11 +86,8 @@ func TestRequestsWaitForPeople(t *testing.T) {
 	if r := <-answer; !strings.Contains(r.stdout, "Content-Type: application/json") || w.count("POST") != 1 {
 		t.Errorf("the approved request: %q %q, made %d times", r.stdout, r.stderr, w.count("POST"))
 	}
-	record := s.mustCLI("audit", "list", "--object", id)
-	for _, want := range []string{"request.use", "request.made"} {
-		if !strings.Contains(record, want) {
-			t.Errorf("the record has no %s:\n%s", want, record)
-		}
+	for _, want := range []string{"request.use", "request.made"} { // the latter after the program has its answer
+		eventually(t, want+" is on the record", func() bool { return strings.Contains(s.mustCLI("audit", "list", "--object", id), want) })
 	}
 
 	// The same bytes once more are another question.

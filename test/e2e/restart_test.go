@@ -292,13 +292,16 @@ func TestRestart(t *testing.T) {
 
 	begun := s.play("begin")
 	dying := s.sandbox(nil)
-	brief := s.sandbox(map[string]any{"timeout": 4})
+	brief := s.sandbox(nil)
 	began := time.Now()
 	eventually(t, "the sandbox reaches the outside", func() bool { return o.between(may, began, time.Now()) > 0 })
 
 	t.Run("kill -9", func(t *testing.T) {
 		keeper := keeperOf(t, s.data)
 		before := s.play("check", begun.ID)
+		if status, _, answer := s.project("POST", "/sandboxes/"+brief.id+"/timeout", `{"timeout": 4}`); status != http.StatusNoContent { // which ends while no server runs
+			t.Fatalf("timeout: %d %s", status, answer)
+		}
 		s.kill(syscall.SIGKILL)
 		o.heard(t, may) // a connection that was made in the moment of the kill is allowed
 		down := time.Now()
