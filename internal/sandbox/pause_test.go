@@ -644,6 +644,30 @@ func TestSnapshotReplacedAndDeleted(t *testing.T) {
 	})
 }
 
+// TestSnapshotStaysWhileItsRowMayBeThere: after a commit whose result is unknown the
+// files are kept; the next start removes them if there is no row.
+func TestSnapshotStaysWhileItsRowMayBeThere(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, func(c *sandbox.Config) { c.Snapshots = true })
+		s := f.create(sandbox.Request{})
+		again := storetest.FailCommits(t, db, "snapshot")
+		if _, err := f.fleet.Snapshot(t.Context(), f.who, s.ID, ""); !errors.Is(err, store.ErrCommit) {
+			t.Fatalf("snapshot: %v, want an ErrCommit", err)
+		}
+		again()
+		if got := f.snapshots(); len(got) != 1 {
+			t.Errorf("on disk: %v, want the snapshot", got)
+		}
+		f.open()
+		if err := f.fleet.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := f.snapshots(); len(got) != 0 {
+			t.Errorf("after a start, on disk: %v", got)
+		}
+	})
+}
+
 // TestPoolFollowsDemandAndLimits: pooled sandboxes have no owner, are handed over
 // completely, and never use more memory than the limit.
 func TestPoolFollowsDemandAndLimits(t *testing.T) {

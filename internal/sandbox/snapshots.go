@@ -67,6 +67,8 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 	if err := f.copyOf(ctx, s, n.ID, SaveOptions{Keep: true}); err != nil {
 		return Snapshot{}, err
 	}
+	// It is on disk, and the end of the sandbox no reason to forget it.
+	ctx = context.WithoutCancel(ctx)
 	var old []Snapshot
 	err = f.db.Update(ctx, func(tx *store.Tx) error {
 		err := audit.Append(ctx, tx, who, audit.SnapshotCreate, n.ID, audit.Fields{"sandbox": s.ID, "name": name})
@@ -89,7 +91,11 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 		return announce(ctx, tx, s, event.Checkpointed)
 	})
 	if err != nil {
-		return Snapshot{}, errors.Join(fmt.Errorf("record snapshot: %w", err), f.discard(n.ID))
+		err = fmt.Errorf("record snapshot: %w", err)
+		if !errors.Is(err, store.ErrCommit) { // then there may be a row, and if not, Recover removes the files
+			err = errors.Join(err, f.discard(n.ID))
+		}
+		return Snapshot{}, err
 	}
 	for _, o := range old {
 		if err := f.discard(o.ID); err != nil {

@@ -107,8 +107,17 @@ func (p *pgTx) send(ctx context.Context) error {
 	return p.raw(func(c *pgx.Conn) error { return c.SendBatch(ctx, &b).Close() })
 }
 
-// commit runs the statements that were put off and commits, in one round trip.
+// commitGrace is how long after the end of its context a commit that was sent may take.
+const commitGrace = 10 * time.Second
+
+// commit runs the statements that were put off and commits, in one round trip. Once it
+// is sent, the end of ctx does not cut it short: nobody could say what became of it.
 func (p *pgTx) commit(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ctx, cancel := outlive(ctx, commitGrace)
+	defer cancel()
 	n := p.later.Len()
 	p.later.Queue(`commit`)
 	b := p.later
@@ -137,6 +146,19 @@ func (p *pgTx) commit(ctx context.Context) error {
 		return fmt.Errorf("%w: %w", ErrCommit, err)
 	}
 	return err
+}
+
+// outlive returns a context that ends so much later than ctx.
+func outlive(ctx context.Context, grace time.Duration) (_ context.Context, cancel context.CancelFunc) {
+	later, end := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-later.Done():
+		case <-time.After(grace):
+			end()
+		}
+	})
+	return later, func() { stop(); end() }
 }
 
 // rollback ends the transaction. If it cannot, it closes the connection, which ends

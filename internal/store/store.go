@@ -29,8 +29,8 @@ import (
 var ErrNotFound = errors.New("not found")
 
 // ErrCommit means that the commit of a transaction failed. The transaction may be
-// in the database all the same: the reply may have been lost, or the context ended
-// before PostgreSQL replied. So files and blobs that it refers to must be kept.
+// in the database all the same: the reply may have been lost, or PostgreSQL did not
+// reply within 10 seconds of the context's end. So files and blobs that it refers to must be kept.
 var ErrCommit = errors.New("commit")
 
 // DB is an open database. It is safe for concurrent use.
