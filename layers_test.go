@@ -21,7 +21,7 @@ import (
 var layers = [][]string{
 	{"extract"}, // text out of any bytes
 	{"policy", "erofs", "mail", "mailquery", "scan", "leak", "statement", "guest", "mcpgateway", "sandbox/launch", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing", "tracing", "dockerfile"}, // pure rules, formats, and the database
-	{"rootfs", "erofs/erofstest", "inject", "mailservice", "publicnet", "registry/registrytest"},                                                                                                                         // what is done to outgoing requests; pure
+	{"contract", "rootfs", "erofs/erofstest", "inject", "mailservice", "publicnet", "registry/registrytest"},                                                                                                             // what is done to outgoing requests; pure
 	{"registry", "auth", "message", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
 	{"signing", "people", "oversight/oversighttest"},
@@ -31,10 +31,11 @@ var layers = [][]string{
 	{"quota"},
 	{"mailbox", "rulebook", "sandbox", "sandbox/runsc", "volume", "secret", "permit"}, // the nouns
 	{"connection"},
-	{"request"}, // requests of sandboxes as actions
+	{"request"}, // requests of sandboxes and their commands, as actions
 	{"inspect"}, // the requests inside connections
 	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"build"}, // templates of projects
+
 	{"e2bapi", "mailapi", "mcpserver", "bridge", "console", "notary"}, // the doors
 }
 
@@ -177,15 +178,16 @@ func checkDependencies(t *testing.T, dir string, keep func(pkg string) bool) {
 func TestDialersUseTheResolver(t *testing.T) {
 	// Those that connect to no name, or are not part of the server.
 	allowed := map[string]string{
-		"cmd/postern/client.go":         "a local socket",
-		"cmd/postern/mailclient.go":     "the command line, on its user's machine",
-		"cmd/postern/verify.go":         "likewise",
-		"cmd/postern/build.go":          "the DNS server itself, at an address",
-		"internal/egress/egress.go":     "addresses that the wall has resolved and judged, and the DNS server",
-		"internal/guest/tunnel.go":      "in a sandbox",
-		"cmd/postern-guest/pipe.go":     "likewise, its loopback",
-		"internal/bridge/bridge.go":     "on its user's machine",
-		"internal/smtpclient/client.go": "where its caller gives no Dial: tests",
+		"cmd/postern/client.go":            "a local socket",
+		"cmd/postern/mailclient.go":        "the command line, on its user's machine",
+		"cmd/postern/verify.go":            "likewise",
+		"cmd/postern/build.go":             "the DNS server itself, at an address",
+		"internal/egress/egress.go":        "addresses that the wall has resolved and judged, and the DNS server",
+		"internal/guest/tunnel.go":         "in a sandbox",
+		"cmd/postern-guest/pipe.go":        "likewise, its loopback",
+		"internal/bridge/bridge.go":        "on its user's machine",
+		"internal/verification/machine.go": "the server on its user's machine, by address",
+		"internal/smtpclient/client.go":    "where its caller gives no Dial: tests",
 	}
 	bare := regexp.MustCompile(`net\.Dialer\{[^}]*\}|var \w+ net\.Dialer|net\.Dial\(|net\.DialTimeout\(|http\.Default(Client|Transport)|http\.Client\{\}|http\.(Get|Post|Head)\(|tls\.Dial|net\.(Lookup\w+)\(|net\.DefaultResolver\.`)
 	for _, root := range []string{"cmd", "internal"} {

@@ -30,6 +30,9 @@ const (
 	KindSecret  Kind = "secret.use"
 	KindPermit  Kind = "net.permit"
 	KindTool    Kind = "mcp.call"
+	KindRun     Kind = "run.start"
+	KindExport  Kind = "file.export"
+	KindExec    Kind = "process.exec"
 )
 
 // A kindRow describes a kind of action. Pages, notices and the policy language
@@ -96,6 +99,21 @@ var kindRows = []kindRow{
 		kind: KindTool, means: "a tool of a sandbox's MCP servers is called, or code in a sandbox calls one elsewhere", title: "Tool call", subject: "A call of a tool",
 		detail: []string{"server", "tool"}, within: time.Hour,
 		byMode: toolByMode,
+	},
+	{
+		kind: KindRun, means: "a run is proposed: a contract, a task and inputs", title: "Run", subject: "A run",
+		detail: []string{"contract", "digest", "template", "approved"},
+		byMode: runByApproval,
+	},
+	{
+		kind: KindExport, means: "a file of a run leaves its sandbox", title: "File", subject: "A file of a run",
+		detail: []string{"run", "contract", "name", "type", "size", "review"},
+		byMode: exportByReview,
+	},
+	{
+		kind: KindExec, means: "a program is started in a sandbox", title: "Command", subject: "A command in a sandbox",
+		detail: []string{"program", "command", "contract"}, within: time.Hour,
+		byMode: execByMode,
 	},
 	{
 		kind: KindPermit, means: "an agent proposes that its sandbox may make certain requests", title: "Network permit", subject: "A network permit for a sandbox",
@@ -247,6 +265,33 @@ func secretBySetting(r Request) Verdict {
 		return Verdict{Effect: Ask, Reason: "the secret's setting asks a person at its first use by a sandbox"}
 	}
 	return Verdict{Effect: Ask, Reason: "the secret's setting asks a person about each request"}
+}
+
+// execByMode allows: a sandbox is where programs are run, and what they do outside meets
+// the wall. Where a contract has a person asked about a command, policy is not asked.
+func execByMode(r Request) Verdict {
+	if r.Detail["contract"] != "" {
+		return Verdict{Effect: Ask, Reason: "the contract has a person decide about this command"}
+	}
+	return Verdict{Effect: Allow, Reason: "no rule is about this command"}
+}
+
+// runByApproval allows a run that goes in nothing beyond one that a person has approved
+// a short while ago: a narrower retry is free. The server alone says that it does, and
+// names that action.
+func runByApproval(r Request) Verdict {
+	if a := r.Detail["approved"]; a != "" {
+		return Verdict{Effect: Allow, Reason: "it goes in nothing beyond what a person has approved in " + a}
+	}
+	return Verdict{Effect: Ask, Reason: "a person reviews each run before it starts"}
+}
+
+// exportByReview decides as the contract of the run says. The scan's flags always ask.
+func exportByReview(r Request) Verdict {
+	if r.Detail["review"] == "flagged" && len(r.Flags) == 0 {
+		return Verdict{Effect: Allow, Reason: "the contract releases this file if the scan finds nothing, and it found nothing"}
+	}
+	return Verdict{Effect: Ask, Reason: "a person looks at each file before it leaves"}
 }
 
 // copyByMode always allows. The daemon makes the copy itself, of mail that was

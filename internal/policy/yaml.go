@@ -27,29 +27,40 @@ type fields map[string]func(n *yaml.Node, path string) error
 
 // parseYAML returns the root of the one document in text.
 func parseYAML(text []byte) (*yaml.Node, error) {
+	n, err := Tree(text, MaxText)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDocument, err)
+	}
+	return n, nil
+}
+
+// Tree returns the root of the one YAML document in text, which has at most the given
+// number of bytes and only characters that a person who reads it sees. Its nodes may
+// have aliases, anchors and tags: the caller refuses them.
+func Tree(text []byte, most int) (*yaml.Node, error) {
 	switch {
-	case len(text) > MaxText:
-		return nil, fmt.Errorf("%w: has %d bytes; at most %d are allowed", ErrDocument, len(text), MaxText)
+	case len(text) > most:
+		return nil, fmt.Errorf("has %d bytes; at most %d are allowed", len(text), most)
 	case !utf8.Valid(text) || bytes.IndexByte(text, 0) >= 0:
-		return nil, fmt.Errorf("%w: is not text in UTF-8", ErrDocument)
+		return nil, errors.New("is not text in UTF-8")
 	case unseen(text) >= 0:
 		at := unseen(text)
 		r, _ := utf8.DecodeRune(text[at:])
-		return nil, fmt.Errorf("%w: line %d: has the character U+%04X, which is not seen or ends a line where none is seen to end", ErrDocument, 1+bytes.Count(text[:at], []byte("\n")), r)
+		return nil, fmt.Errorf("line %d: has the character U+%04X, which is not seen or ends a line where none is seen to end", 1+bytes.Count(text[:at], []byte("\n")), r)
 	case nested(text):
-		return nil, fmt.Errorf("%w: is nested too deeply", ErrDocument)
+		return nil, errors.New("is nested too deeply")
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	var doc, more yaml.Node
 	err := dec.Decode(&doc)
 	if errors.Is(err, io.EOF) || err == nil && len(doc.Content) == 0 {
-		return nil, fmt.Errorf("%w: line 1: is empty", ErrDocument)
+		return nil, errors.New("line 1: is empty")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s", ErrDocument, clip(strings.TrimPrefix(err.Error(), "yaml: ")))
+		return nil, errors.New(clip(strings.TrimPrefix(err.Error(), "yaml: ")))
 	}
 	if err := dec.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%w: something follows the document", ErrDocument)
+		return nil, errors.New("something follows the document")
 	}
 	return doc.Content[0], nil
 }

@@ -1,0 +1,3 @@
+def total(prices):
+    # TODO: refuse negative prices
+    return sum(prices)

@@ -1,0 +1,335 @@
+package contract
+
+import (
+	"cmp"
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A Clause is one part of a contract, in words.
+type Clause struct {
+	ID   string `json:"id"`
+	Text string `json:"text"` // one or more sentences
+}
+
+// Clauses returns every clause of the contract in one order, also those that allow
+// nothing: commands, files, inputs, network, packages, credentials, mail, limits,
+// on_failure, artifacts, teardown.
+func (c *Contract) Clauses() []Clause {
+	return []Clause{
+		{"commands", c.commandsText()},
+		{"files", c.filesText()},
+		{"inputs", c.inputsText()},
+		{"network", c.networkText()},
+		{"packages", c.packagesText()},
+		{"credentials", c.credentialsText()},
+		{"mail", c.mailText()},
+		{"limits", c.limitsText()},
+		{"on_failure", c.onFailureText()},
+		{"artifacts", c.artifactsText()},
+		{"teardown", c.teardownText()},
+	}
+}
+
+// Explain returns what the contract allows in sentences, one a line: first the
+// template, then its clauses, each with its name.
+func (c *Contract) Explain() []string {
+	out := []string{fmt.Sprintf("template: The run starts from the template %s.", cmp.Or(c.Template, "base"))}
+	for _, cl := range c.Clauses() {
+		out = append(out, cl.ID+": "+cl.Text)
+	}
+	return out
+}
+
+// oneLine makes a pattern fit into a sentence.
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+func (c *Contract) commandsText() string {
+	if len(c.Commands.Allow) == 0 {
+		return "No program may be started."
+	}
+	var list []string
+	for _, a := range c.Commands.Allow {
+		p, err := newPattern(a.Run)
+		if err != nil {
+			continue
+		}
+		s := oneLine(a.Run)
+		if p.any {
+			s = "any program"
+		}
+		var more []string
+		if a.Max > 0 {
+			more = append(more, "at most "+count(a.Max, "time"))
+		}
+		if a.Time > 0 {
+			more = append(more, a.Time.String()+" each")
+		}
+		if a.Ask {
+			more = append(more, "each after a person has allowed it")
+		}
+		if len(more) > 0 {
+			s += " (" + strings.Join(more, ", ") + ")"
+		}
+		list = append(list, s)
+	}
+	s := "The run and all that it starts may start only: " + strings.Join(list, "; ") + "."
+	if len(c.Commands.Deny) > 0 {
+		s += " Never: " + oneLine(strings.Join(c.Commands.Deny, "; ")) + "."
+	}
+	return s
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "one " + what
+	}
+	return strconv.Itoa(n) + " " + what + "s"
+}
+
+func (c *Contract) filesText() string {
+	s := "It sees the template's system directories, read-only, and nothing else."
+	if len(c.Files.Read) > 0 || len(c.Files.Write) > 0 {
+		s = "It sees the template's system directories, read-only."
+	}
+	if len(c.Files.Read) > 0 {
+		s += " It reads " + strings.Join(c.Files.Read, ", ") + "."
+	}
+	if len(c.Files.Write) > 0 {
+		s += " It writes in " + strings.Join(c.Files.Write, ", ") + ", empty at the start."
+	} else {
+		s += " It writes nowhere."
+	}
+	if len(c.Files.Deny) > 0 {
+		s += " Hidden from it: " + strings.Join(c.Files.Deny, ", ") + "."
+	}
+	return s + " It works in " + c.Dir() + "."
+}
+
+// Dir returns the working directory: Files.Dir, else the first of Files.Write, else "/".
+func (c *Contract) Dir() string {
+	if c.Files.Dir != "" {
+		return c.Files.Dir
+	}
+	if len(c.Files.Write) > 0 {
+		return c.Files.Write[0]
+	}
+	return "/"
+}
+
+func (c *Contract) inputsText() string {
+	if len(c.Files.Inputs) == 0 {
+		return "No file is put in."
+	}
+	var list []string
+	for _, in := range c.Files.Inputs {
+		s := fmt.Sprintf("%s, at most %s", in.Path, cmp.Or(in.Size, defaultFile))
+		if in.SHA256 != "" {
+			s += ", with the SHA-256 " + in.SHA256
+		}
+		if in.Required {
+			s += ", required"
+		}
+		list = append(list, s)
+	}
+	return "These files may be put in, read-only: " + strings.Join(list, "; ") + "."
+}
+
+func (c *Contract) networkText() string {
+	n := c.Network.parse()
+	switch {
+	case n.internet && len(n.deny) > 0:
+		return "It connects to the whole Internet except " + strings.Join(c.Network.Deny, ", ") + "."
+	case n.internet:
+		return "It connects to the whole Internet."
+	case len(c.Network.Allow) > 0:
+		return "It connects only to " + strings.Join(c.Network.Allow, ", ") + "."
+	case len(c.Packages) > 0:
+		return "It connects to nothing but package registries."
+	}
+	return "It connects to nothing."
+}
+
+func (c *Contract) packagesText() string {
+	if len(c.Packages) == 0 {
+		return "No package manager may install from a registry."
+	}
+	var list []string
+	for _, p := range c.Packages {
+		s := p.Manager + " (any version)"
+		if p.Pinned {
+			s = p.Manager + " (exact versions on the command line)"
+		}
+		list = append(list, s)
+	}
+	return "It may install from the registries of " + strings.Join(list, ", ") + "."
+}
+
+func (c *Contract) credentialsText() string {
+	if len(c.Credentials) == 0 {
+		return "No secret is put on its requests."
+	}
+	var list []string
+	for _, cred := range c.Credentials {
+		when := map[string]string{"always": "a person allows each request", "first": "a person allows the first request", "never": "nobody is asked"}[cmp.Or(cred.Approval, "always")]
+		list = append(list, fmt.Sprintf("%s to %s in %s; %s", cred.Secret, strings.Join(cred.Hosts, ", "), cred.header(), when))
+	}
+	return "The wall puts secrets on its requests; the run never has their values: " + strings.Join(list, "; ") + "."
+}
+
+func (c *Contract) mailText() string {
+	if c.Mail.Inbox == "" {
+		return "It has no inbox."
+	}
+	return fmt.Sprintf("It may propose %s from the inbox %s, which waits behind the gate.", count(max(c.Mail.Max, 1), "message"), c.Mail.Inbox)
+}
+
+func (c *Contract) limitsText() string {
+	l := c.Limited()
+	return fmt.Sprintf("It has %s, %s of memory, %s, %s of disk, %s of output and %d processes.", l.Time, l.Memory, cpus(l.CPUs), l.Disk, l.Output, l.Processes)
+}
+
+// cpus returns a number of CPUs in words.
+func cpus(n float64) string {
+	if n == 1 {
+		return "1 CPU"
+	}
+	return strconv.FormatFloat(n, 'g', -1, 64) + " CPUs"
+}
+
+func (c *Contract) onFailureText() string {
+	s := "The first command that fails ends the run."
+	if c.OnFailure.Exit == "continue" {
+		s = "After a command that fails the next one is started."
+	}
+	s += fmt.Sprintf(" At most %s of standard error goes back to a model.", cmp.Or(c.OnFailure.Stderr, defaultStderr))
+	if c.OnFailure.Output {
+		return s + " The output is kept, redacted and bounded."
+	}
+	return s + " The output is not kept."
+}
+
+func (c *Contract) artifactsText() string {
+	if len(c.Artifacts) == 0 {
+		return "No file may leave the sandbox."
+	}
+	var list []string
+	for _, a := range c.Artifacts {
+		s := fmt.Sprintf("%s (%s, at most %s", a.Path, cmp.Or(a.Type, "any"), cmp.Or(a.Size, defaultFile))
+		if a.Required {
+			s += ", required"
+		}
+		list = append(list, s+"; "+map[string]string{
+			"person": "a person sees each", "flagged": "a person sees each in which the scan finds something", "policy": "the policy decides",
+		}[cmp.Or(a.Review, "person")]+")")
+	}
+	return "Only these files may leave the sandbox: " + strings.Join(list, "; ") + "."
+}
+
+func (c *Contract) teardownText() string {
+	if c.Teardown.Keep > 0 {
+		return "The sandbox is paused after the run and destroyed after " + c.Teardown.Keep.String() + "."
+	}
+	return "The sandbox is destroyed at once."
+}
+
+// interpreters returns programs that run what their arguments or their input say. One
+// that ends in "*" is a beginning.
+func interpreters() []string {
+	return []string{
+		"sh", "bash", "dash", "zsh", "ksh", "fish", "busybox", "python*", "pypy*", "ipython*", "node", "nodejs", "deno", "bun", "ruby*", "perl*", "php*", "lua*", "java", "jshell", "Rscript", "R", "tclsh", "awk", "gawk", "mawk", "nawk", "sed", "vi", "vim", "ex", "ed", "emacs", "make", "cmake", "gdb", "git", "npm", "npx", "pip*", "go", "cargo", "gcc", "cc", "ld*", "sqlite3", "psql", "jupyter*",
+	}
+}
+
+// Warnings returns what the contract allows although its words may not look like it, one
+// sentence each. None of it keeps a run from starting.
+func (c *Contract) Warnings() []string {
+	var out []string
+	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	mine := entries(c.Commands.Allow)
+	for _, e := range mine {
+		field := fmt.Sprintf("commands.allow[%d].run: ", e.index)
+		name := e.name
+		if e.name == "" && len(e.path.names) > 0 {
+			name = e.path.names[len(e.path.names)-1].String()
+		}
+		open := e.rest || slices.ContainsFunc(e.words, func(g glob) bool { return len(g) > 1 })
+		switch {
+		case e.any:
+			add("%sallows any program; files, network and limits alone bound the run", field)
+		case slices.ContainsFunc(interpreters(), func(p string) bool {
+			prefix, more := strings.CutSuffix(p, "*")
+			return name == p || more && strings.HasPrefix(name, prefix)
+		}):
+			what := "what its script does"
+			if open {
+				what = "what its arguments tell it"
+			}
+			add("%s%s runs code itself: the kernel does not see %s as a start of a program; files, network and limits alone bound it", field, name, what)
+		}
+		if e.name == "" && !e.any {
+			for i, w := range c.Files.Write {
+				if e.path.meets(tree{names: literals(w), below: true}) {
+					add("%s%s is in files.write[%d], where the run can put any program under that name", field, oneLine(e.Run), i)
+				}
+			}
+		}
+		for i, d := range c.Commands.Deny {
+			if q, err := newPattern(d); err == nil && e.name != "" && e.deniedBy(q) {
+				add("%snever applies: commands.deny[%d] denies all of it", field, i)
+			}
+		}
+		for _, before := range mine {
+			if before.index < e.index && e.within(before.pattern) {
+				add("%snever applies: commands.allow[%d] comes first and allows all of it", field, before.index)
+				break
+			}
+		}
+		if l := c.Limited(); e.Time > l.Time {
+			add("commands.allow[%d].time: is longer than the whole run, which has %s", e.index, l.Time)
+		}
+	}
+	for i, d := range c.Commands.Deny {
+		if p, err := newPattern(d); err == nil && len(p.words) > 0 {
+			add("commands.deny[%d]: other arguments may do the same; leave them out to deny %s altogether", i, oneLine(firstWord(d)))
+		}
+	}
+	if len(c.Commands.Allow) == 0 {
+		add("commands.allow: is empty, so nothing can be started")
+	}
+	for i, d := range c.Files.Deny {
+		if insideAny(d, c.Files.Read) == "" && insideAny(d, systemDirs()) == "" {
+			add("files.deny[%d]: %s is not there anyway", i, d)
+		}
+	}
+	for i, r := range c.Files.Read {
+		if insideAny(r, systemDirs()) != "" {
+			add("files.read[%d]: %s is there for every run", i, r)
+		}
+	}
+	if c.Network.parse().internet {
+		add("network.allow: the whole Internet can take whatever the run reads")
+	}
+	for i, p := range c.Packages {
+		if p.Manager == "debian" {
+			add("packages[%d]: apt can download, but not install: it installs as root only, and no run is root", i)
+		}
+	}
+	for i, a := range c.Artifacts {
+		if a.Type == "any" {
+			add("artifacts[%d].type: any lets programs and archives leave, if the review releases them", i)
+		}
+	}
+	return out
+}
+
+func firstWord(run string) string {
+	words, err := split(run)
+	if err != nil {
+		return run
+	}
+	return path.Base(strings.ReplaceAll(words[0], star, "*"))
+}

@@ -1,0 +1,467 @@
+package contract
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// A Difference is a place where one contract allows what another does not.
+type Difference struct {
+	Clause string `json:"clause"` // ID of a [Clause]
+	Field  string `json:"field"`  // of the wider contract, such as "commands.allow[2].run"
+	Text   string `json:"text"`   // what it allows, and what the other does
+}
+
+// String returns the difference as one line, which begins with the clause.
+func (d Difference) String() string {
+	if strings.HasPrefix(d.Field, d.Clause) {
+		return d.Field + ": " + d.Text
+	}
+	return d.Clause + ": " + d.Field + ": " + d.Text
+}
+
+// A Comparison says how contract b differs from contract a.
+type Comparison struct {
+	Wider    []Difference `json:"wider"`    // what b allows and a does not
+	Narrower []Difference `json:"narrower"` // what a allows and b does not
+	// Same says that both have the same digest. Without differences and not the same they
+	// allow the same in other words.
+	Same bool `json:"same"`
+}
+
+// Diff compares b with a.
+func Diff(a, b *Contract) Comparison {
+	return Comparison{Wider: b.Wider(a), Narrower: a.Wider(b), Same: a.Digest() == b.Digest()}
+}
+
+// Wider returns where c allows something that bound does not. If it returns nothing, c
+// allows nothing, in any clause, that bound does not allow: what it cannot show to be
+// contained it reports. So it may report a contract that is in fact contained, such as
+// one whose two patterns are together what one pattern of bound is.
+//
+// What a clause of bound leaves out is not allowed, and its limits have their defaults,
+// as in every contract. In a template the name alone stands for each of its tags and
+// digests; an empty one is base; "*" is any.
+func (c *Contract) Wider(bound *Contract) []Difference {
+	w := &comparer{}
+	w.template(c.Template, bound.Template)
+	w.commands(c, bound)
+	w.files(c, bound)
+	w.inputs(c.Files.Inputs, bound.Files.Inputs)
+	w.network(c.Network, bound.Network)
+	w.packages(c.Packages, bound.Packages)
+	w.credentials(c.Credentials, bound.Credentials)
+	w.mail(c.Mail, bound.Mail)
+	w.limits(c, bound)
+	w.artifacts(c.Artifacts, bound.Artifacts)
+	if c.Teardown.Keep > bound.Teardown.Keep {
+		w.add("teardown", "teardown.keep", "keeps the sandbox for %s; the boundary for %s", c.Teardown.Keep, bound.Teardown.Keep)
+	}
+	return w.found
+}
+
+type comparer struct{ found []Difference }
+
+func (w *comparer) add(clause, field, format string, args ...any) {
+	w.found = append(w.found, Difference{clause, field, fmt.Sprintf(format, args...)})
+}
+
+func (w *comparer) template(t, bound string) {
+	t, bound = cmp.Or(t, "base"), cmp.Or(bound, "base")
+	name, _, _ := strings.Cut(t, "@")
+	name, _, _ = strings.Cut(name, ":")
+	if bound != "*" && t != bound && name != bound {
+		w.add("commands", "template", "is %s; the boundary's is %s, and its programs are others", t, bound)
+	}
+}
+
+// An entry is one of Commands.Allow with its parsed pattern.
+type entry struct {
+	pattern
+	Command
+	index int
+}
+
+// entries returns those that can be read: others allow nothing.
+func entries(list []Command) []entry {
+	var out []entry
+	for i, a := range list {
+		if p, err := newPattern(a.Run); err == nil {
+			out = append(out, entry{p, a, i})
+		}
+	}
+	return out
+}
+
+// hidden says whether no start of b is ever e's, since an entry before e has them all.
+func (e entry) hidden(mine []entry, b entry) bool {
+	return slices.ContainsFunc(mine, func(before entry) bool { return before.index < e.index && b.within(before.pattern) })
+}
+
+func (w *comparer) commands(c, bound *Contract) {
+	mine, theirs := entries(c.Commands.Allow), entries(bound.Commands.Allow)
+	for _, e := range mine {
+		field := fmt.Sprintf("commands.allow[%d]", e.index)
+		at := slices.IndexFunc(theirs, func(b entry) bool { return e.within(b.pattern) })
+		if at < 0 {
+			w.add("commands", field+".run", "%s is not within one pattern of the boundary", e.Run)
+			continue
+		}
+		// Of bound the first that matches holds: also each before theirs[at] that some
+		// start of e may be of.
+		for _, b := range theirs[:at+1] {
+			if !e.meets(b.pattern) || e.hidden(mine, b) {
+				continue
+			}
+			if b.Ask && !e.Ask {
+				w.add("commands", field+".ask", "%s starts unasked; the boundary asks before %s", e.Run, b.Run)
+			}
+			if b.Time != 0 && (e.Time == 0 || e.Time > b.Time) {
+				w.add("commands", field+".time", "%s may take %s; in the boundary %s has %s", e.Run, orNone(e.Time), b.Run, b.Time)
+			}
+			if b.Max != 0 && e.Max == 0 {
+				w.add("commands", field+".max", "%s may be started any number of times; in the boundary %s has %d", e.Run, b.Run, b.Max)
+			}
+		}
+	}
+	// Several entries of c must not add up to more than one of bound.
+	for j, b := range theirs {
+		sum := 0
+		for _, e := range mine {
+			earlier := slices.ContainsFunc(theirs[:j], func(before entry) bool { return e.within(before.pattern) })
+			if e.meets(b.pattern) && !earlier && !e.hidden(mine, b) {
+				sum += e.Max
+			}
+		}
+		if b.Max != 0 && sum > b.Max {
+			w.add("commands", "commands.allow", "has %d starts of what %s is in the boundary, which has %d", sum, b.Run, b.Max)
+		}
+	}
+	for i, d := range bound.Commands.Deny {
+		p, err := newPattern(d)
+		if err != nil {
+			if len(mine) > 0 {
+				w.add("commands", "commands.deny", "commands.deny[%d] of the boundary cannot be read", i)
+			}
+			continue
+		}
+		denied := slices.ContainsFunc(c.Commands.Deny, func(s string) bool { q, err := newPattern(s); return err == nil && p.deniedBy(q) })
+		p.rest = true
+		// Another name is no reason that a program is another: one file may have many.
+		reached := slices.ContainsFunc(mine, func(e entry) bool { return e.argumentsMeet(p) })
+		if !denied && reached {
+			w.add("commands", "commands.deny", "does not deny %s, which the boundary denies; add it", d)
+		}
+	}
+}
+
+func orNone(d Duration) string {
+	if d == 0 {
+		return "the whole run"
+	}
+	return d.String()
+}
+
+// deniedBy says whether q denies whatever p does, both of Commands.Deny.
+func (p pattern) deniedBy(q pattern) bool {
+	switch {
+	case q.any:
+		return len(q.words) == 0
+	case p.any:
+		return false
+	case q.name != "" && p.name == "":
+		// A path that ends in the very name: one of the names that a deny looks at.
+		if p.path.below || len(p.path.names) == 0 || p.path.names[len(p.path.names)-1].String() != q.name {
+			return false
+		}
+	case p.name != q.name, p.name == "" && !p.path.within(q.path):
+		return false
+	}
+	if len(q.words) > len(p.words) {
+		return false
+	}
+	for i, word := range q.words {
+		if !p.words[i].within(word) {
+			return false
+		}
+	}
+	return true
+}
+
+func (w *comparer) files(c, bound *Contract) {
+	for i, p := range c.Files.Read {
+		if insideAny(p, bound.Files.Read) == "" && insideAny(p, systemDirs()) == "" {
+			w.add("files", fmt.Sprintf("files.read[%d]", i), "reads %s, which is in no files.read of the boundary", p)
+		}
+	}
+	for i, p := range c.Files.Write {
+		if insideAny(p, bound.Files.Write) == "" {
+			w.add("files", fmt.Sprintf("files.write[%d]", i), "writes %s, which is in no files.write of the boundary", p)
+		}
+	}
+	for _, d := range bound.Files.Deny {
+		if insideAny(d, c.Files.Deny) != "" {
+			continue
+		}
+		overlap := func(field string, list []string) {
+			for i, p := range list {
+				if inside(p, d) || inside(d, p) {
+					w.add("files", fmt.Sprintf("%s[%d]", field, i), "shows %s, which the boundary denies; add it to files.deny", d)
+				}
+			}
+		}
+		overlap("files.read", c.Files.Read)
+		overlap("files.write", c.Files.Write)
+		if s := systemDirs(); slices.ContainsFunc(s, func(p string) bool { return inside(p, d) || inside(d, p) }) {
+			w.add("files", "files.deny", "does not deny %s, which the boundary denies; add it", d)
+		}
+		for i, in := range c.Files.Inputs {
+			if t, err := patternPath(in.Path); err == nil && t.meets(tree{names: literals(d), below: true}) {
+				w.add("inputs", fmt.Sprintf("files.inputs[%d].path", i), "puts files into %s, which the boundary denies", d)
+			}
+		}
+	}
+}
+
+// literals returns the names of a plain path as patterns.
+func literals(p string) []glob {
+	list, _ := names(p)
+	out := make([]glob, len(list))
+	for i, name := range list {
+		out[i] = newGlob(name)
+	}
+	return out
+}
+
+// A placed is the pattern of an input or an artifact.
+type placed struct {
+	tree
+	ok bool
+}
+
+func place(p string) placed {
+	t, err := patternPath(p)
+	return placed{t, err == nil}
+}
+
+// hiddenBy says whether the pattern before has all of u, so that what comes after it has
+// none.
+func (u placed) hiddenBy(before string) bool {
+	t := place(before)
+	return t.ok && u.within(t.tree)
+}
+
+func (w *comparer) inputs(list, bound []Input) {
+	for i, in := range list {
+		t := place(in.Path)
+		if !t.ok {
+			continue // matches nothing
+		}
+		field := fmt.Sprintf("files.inputs[%d]", i)
+		at := slices.IndexFunc(bound, func(b Input) bool { u := place(b.Path); return u.ok && t.within(u.tree) })
+		if at < 0 {
+			w.add("inputs", field+".path", "%s is not within one input of the boundary", in.Path)
+			continue
+		}
+		for _, b := range bound[:at+1] {
+			u := place(b.Path)
+			if !u.ok || !t.meets(u.tree) || slices.ContainsFunc(list[:i], func(before Input) bool { return u.hiddenBy(before.Path) }) {
+				continue
+			}
+			if mine, most := cmp.Or(in.Size, defaultFile), cmp.Or(b.Size, defaultFile); mine > most {
+				w.add("inputs", field+".size", "is %s; the boundary has %s for %s", mine, most, b.Path)
+			}
+			if b.SHA256 != "" && in.SHA256 != b.SHA256 {
+				w.add("inputs", field+".sha256", "takes other content than the boundary, which names the digest of %s", b.Path)
+			}
+		}
+	}
+}
+
+func (w *comparer) network(list, bound Network) {
+	n, b := list.parse(), bound.parse()
+	open := func(p netip.Prefix) bool {
+		return b.internet && !slices.ContainsFunc(b.deny, p.Overlaps)
+	}
+	covers := func(in []netip.Prefix, p netip.Prefix) bool {
+		return slices.ContainsFunc(in, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Contains(p.Addr()) })
+	}
+	if n.internet {
+		if !b.internet {
+			w.add("network", "network.allow", "opens the whole Internet; the boundary does not")
+		}
+		for _, d := range b.deny {
+			if !covers(n.deny, d) {
+				w.add("network", "network.deny", "does not deny %s, which the boundary denies; add it", d)
+			}
+		}
+	}
+	for i, s := range list.Allow {
+		field := fmt.Sprintf("network.allow[%d]", i)
+		if p, ok := parsePrefix(s); ok {
+			if p.String() != everywhere && !open(p) && !covers(b.prefixes, p) {
+				w.add("network", field, "connects to %s, which the boundary does not allow", s)
+			}
+			continue
+		}
+		name, err := parseHost(s)
+		switch {
+		case err != nil: // allows nothing
+		case slices.ContainsFunc(b.names, func(of string) bool { return hostWithin(name, of) }):
+		case b.internet && len(b.deny) == 0:
+		case b.internet:
+			w.add("network", field, "%s may lead to an address that network.deny of the boundary has, and a name wins over it", s)
+		default:
+			w.add("network", field, "connects to %s, which the boundary does not allow", s)
+		}
+	}
+}
+
+func (w *comparer) packages(list, bound []Package) {
+	for i, p := range list {
+		field := fmt.Sprintf("packages[%d]", i)
+		at := slices.IndexFunc(bound, func(b Package) bool { return b.Manager == p.Manager })
+		switch {
+		case at < 0:
+			w.add("packages", field+".manager", "installs by %s; the boundary does not", p.Manager)
+		case bound[at].Pinned && !p.Pinned:
+			w.add("packages", field+".pinned", "installs any version by %s; the boundary pins them", p.Manager)
+		}
+	}
+}
+
+// approvals ranks the approvals of credentials, the strictest first.
+func approvals(a string) int {
+	return slices.Index([]string{"always", "first", "never"}, cmp.Or(a, "always"))
+}
+
+// approvalOf returns the strictest approval that list has for all requests to host, as
+// [parseHost] returns it, with the secret of cred in its header: where several
+// credentials match a request, the strictest holds.
+func approvalOf(list []Credential, cred Credential, host string) string {
+	strictest := "never"
+	for _, c := range list {
+		if c.Secret != cred.Secret || c.header() != cred.header() || approvals(c.Approval) >= approvals(strictest) {
+			continue
+		}
+		if slices.ContainsFunc(c.Hosts, func(h string) bool { of, err := parseHost(h); return err == nil && hostWithin(host, of) }) {
+			strictest = cmp.Or(c.Approval, "always")
+		}
+	}
+	return strictest
+}
+
+func (w *comparer) credentials(list, bound []Credential) {
+	for i, cred := range list {
+		for j, h := range cred.Hosts {
+			name, err := parseHost(h)
+			if err != nil {
+				continue // no request goes there
+			}
+			field := fmt.Sprintf("credentials[%d].hosts[%d]", i, j)
+			covered, strictest := false, "never"
+			for _, b := range bound {
+				if b.Secret != cred.Secret && b.Secret != "*" || b.header() != cred.header() {
+					continue
+				}
+				for _, s := range b.Hosts {
+					of, err := parseHost(s)
+					if err != nil || !hostWithin(name, of) && !hostWithin(of, name) {
+						continue
+					}
+					covered = covered || hostWithin(name, of)
+					both := name // the hosts that are of both
+					if hostWithin(of, name) {
+						both = of
+					}
+					if approvals(b.Approval) < approvals(strictest) && approvals(approvalOf(list, cred, both)) > approvals(b.Approval) {
+						strictest = cmp.Or(b.Approval, "always")
+					}
+				}
+			}
+			switch {
+			case !covered:
+				w.add("credentials", field, "gives %s to %s in %s; the boundary does not", cred.Secret, h, cred.header())
+			case strictest != "never" && approvals(cred.Approval) > approvals(strictest):
+				w.add("credentials", fmt.Sprintf("credentials[%d].approval", i), "asks %s; the boundary asks %s", cmp.Or(cred.Approval, "always"), strictest)
+			}
+		}
+	}
+}
+
+func (w *comparer) mail(m, bound Mail) {
+	if m.Inbox == "" {
+		return
+	}
+	if m.Inbox != bound.Inbox && bound.Inbox != "*" {
+		w.add("mail", "mail.inbox", "proposes mail from %s; the boundary has %s", m.Inbox, cmp.Or(bound.Inbox, "none"))
+		return
+	}
+	if mine, most := cmp.Or(m.Max, 1), cmp.Or(bound.Max, 1); mine > most {
+		w.add("mail", "mail.max", "proposes %s; the boundary allows %d", count(mine, "message"), most)
+	}
+}
+
+func (w *comparer) limits(c, bound *Contract) {
+	l, b := c.Limited(), bound.Limited()
+	check := func(name string, wider bool, mine, most any) {
+		if wider {
+			w.add("limits", "limits."+name, "is %v; the boundary has %v", mine, most)
+		}
+	}
+	check("time", l.Time > b.Time, l.Time, b.Time)
+	check("memory", l.Memory > b.Memory, l.Memory, b.Memory)
+	check("cpus", l.CPUs > b.CPUs, l.CPUs, b.CPUs)
+	check("disk", l.Disk > b.Disk, l.Disk, b.Disk)
+	check("output", l.Output > b.Output, l.Output, b.Output)
+	check("processes", l.Processes > b.Processes, l.Processes, b.Processes)
+
+	f, g := c.OnFailure, bound.OnFailure
+	if f.Exit == "continue" && g.Exit != "continue" {
+		w.add("on_failure", "on_failure.exit", "goes on after a failure; the boundary stops")
+	}
+	if mine, most := cmp.Or(f.Stderr, defaultStderr), cmp.Or(g.Stderr, defaultStderr); mine > most {
+		w.add("on_failure", "on_failure.stderr", "returns %s of standard error; the boundary %s", mine, most)
+	}
+	if f.Output && !g.Output {
+		w.add("on_failure", "on_failure.output", "keeps the output; the boundary does not")
+	}
+}
+
+// reviews ranks the reviews of artifacts, the strictest first.
+func reviews(r string) int {
+	return slices.Index([]string{"person", "flagged", "policy"}, cmp.Or(r, "person"))
+}
+
+func (w *comparer) artifacts(list, bound []Artifact) {
+	for i, a := range list {
+		t := place(a.Path)
+		if !t.ok {
+			continue // matches nothing
+		}
+		field := fmt.Sprintf("artifacts[%d]", i)
+		at := slices.IndexFunc(bound, func(b Artifact) bool { u := place(b.Path); return u.ok && t.within(u.tree) })
+		if at < 0 {
+			w.add("artifacts", field+".path", "%s is not within one artifact of the boundary", a.Path)
+			continue
+		}
+		for _, b := range bound[:at+1] {
+			u := place(b.Path)
+			if !u.ok || !t.meets(u.tree) || slices.ContainsFunc(list[:i], func(before Artifact) bool { return u.hiddenBy(before.Path) }) {
+				continue
+			}
+			if b.Type != "any" && a.Type != b.Type {
+				w.add("artifacts", field+".type", "is %s; the boundary has %s for %s", a.Type, b.Type, b.Path)
+			}
+			if mine, most := cmp.Or(a.Size, defaultFile), cmp.Or(b.Size, defaultFile); mine > most {
+				w.add("artifacts", field+".size", "is %s; the boundary has %s for %s", mine, most, b.Path)
+			}
+			if reviews(a.Review) > reviews(b.Review) {
+				w.add("artifacts", field+".review", "is %s; the boundary has %s for %s", a.Review, cmp.Or(b.Review, "person"), b.Path)
+			}
+		}
+	}
+}
