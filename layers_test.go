@@ -20,8 +20,8 @@ import (
 // sideways or back up. To add a package, find its layer here first.
 var layers = [][]string{
 	{"extract"}, // text out of any bytes
-	{"policy", "erofs", "mail", "mailquery", "scan", "leak", "statement", "guest", "mcpgateway", "sandbox/launch", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing", "tracing", "dockerfile"}, // pure rules, formats, and the database
-	{"contract", "rootfs", "erofs/erofstest", "inject", "mailservice", "publicnet", "registry/registrytest"},                                                                                                             // what is done to outgoing requests; pure
+	{"policy", "erofs", "mail", "mailquery", "scan", "leak", "statement", "guest", "mcpgateway", "sandbox/launch", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing", "tracing", "dockerfile", "attest"}, // pure rules, formats, and the database
+	{"contract", "rootfs", "erofs/erofstest", "inject", "mailservice", "publicnet", "registry/registrytest"},                                                                                                                       // what is done to outgoing requests; pure
 	{"registry", "auth", "message", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
 	{"signing", "people", "oversight/oversighttest"},
@@ -52,7 +52,7 @@ var only = map[string][]string{
 	"extract": {
 		"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/text/encoding/charmap", "github.com/klauspost/compress/zstd", "github.com/ulikunitz/xz/lzma",
 	},
-	"outgoing": {}, "inject": {"golang.org/x/net/http/httpguts"}, "seal": {}, "semaphore": {}, "scrub": {}, "leak": {}, "dockerfile": {},
+	"outgoing": {}, "inject": {"golang.org/x/net/http/httpguts"}, "seal": {}, "semaphore": {}, "scrub": {}, "leak": {}, "dockerfile": {}, "attest": {},
 	"mcpgateway": {}, // part of the guest's program
 	"scan":       {"golang.org/x/text/unicode/norm"},
 	"guest": {

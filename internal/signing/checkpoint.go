@@ -25,6 +25,9 @@ func kindsOf(domain string) []Kind {
 	if strings.HasSuffix(domain, identitySuffix) {
 		return []Kind{Identity}
 	}
+	if strings.HasSuffix(domain, runSuffix) {
+		return []Kind{Run}
+	}
 	if strings.Contains(domain, "/") {
 		return []Kind{Checkpoint}
 	}

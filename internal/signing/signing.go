@@ -1,7 +1,7 @@
 // Package signing manages the keys that sign outgoing mail, and signs with them:
 // DKIM (RFC 6376) with RSA and Ed25519 (RFC 8463), and the statements of package
-// statement. It also signs the audit's checkpoints and the identity tokens of
-// sandboxes.
+// statement. It also signs the audit's checkpoints, the identity tokens of sandboxes
+// and the statements of runs (package attest).
 //
 // The life of a key:
 //
@@ -59,12 +59,13 @@ const (
 	Statement   Kind = "statement"
 	Checkpoint  Kind = "checkpoint" // of the audit; not of a domain, see [Ring.CheckpointSigner]
 	Identity    Kind = "identity"   // of tokens of sandboxes; not of a domain, see [Issuer]
+	Run         Kind = "run"        // of statements of runs; not of a domain, see [Ring.RunSigner]
 )
 
 var kinds = []Kind{DKIMRSA, DKIMEd25519, Statement}
 
 // idSuffix is the last letter of key IDs, by kind: "p20261121r".
-var idSuffix = map[Kind]string{DKIMRSA: "r", DKIMEd25519: "e", Statement: "s", Checkpoint: "c", Identity: "i"}
+var idSuffix = map[Kind]string{DKIMRSA: "r", DKIMEd25519: "e", Statement: "s", Checkpoint: "c", Identity: "i", Run: "r"}
 
 // The errors of this package, one for each answer that a door can give.
 var (
@@ -155,7 +156,7 @@ func (k Key) Record() string {
 		return "v=DKIM1; k=rsa; p=" + base64.StdEncoding.EncodeToString(k.public)
 	case DKIMEd25519:
 		return "v=DKIM1; k=ed25519; p=" + base64.StdEncoding.EncodeToString(k.public)
-	case Statement, Checkpoint, Identity:
+	case Statement, Checkpoint, Identity, Run:
 	}
 	return ""
 }
@@ -341,7 +342,7 @@ func (r *Ring) Rotate(ctx context.Context, who auth.Principal, domain string) ([
 			continue
 		}
 		wait := r.conf.Wait
-		if kind == Statement || kind == Checkpoint || kind == Identity {
+		if kind == Statement || kind == Checkpoint || kind == Identity || kind == Run {
 			wait = time.Hour // this server publishes it, in a document that others may cache
 		}
 		if err := r.add(ctx, who, domain, kind, now, wait); err != nil {

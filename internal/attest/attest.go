@@ -1,0 +1,306 @@
+// Package attest writes and checks what is said of a run: an in-toto Statement, version
+// 1, in a DSSE envelope, signed with Ed25519.
+//
+//   - in-toto Attestation Framework, Statement v1:
+//     https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
+//   - DSSE 1.0: https://github.com/secure-systems-lab/dsse
+//
+// It is pure: no I/O, no state. It does not decide what is true. Package run says what
+// happened; this package says it so that others can check who said it, and refuses a
+// statement that contradicts itself.
+package attest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// The types of a statement and of its envelope.
+const (
+	StatementType = "https://in-toto.io/Statement/v1"
+	PredicateType = "https://postern.dev/run/v1"
+	PayloadType   = "application/vnd.in-toto+json"
+)
+
+// MaxSize bounds an envelope, in bytes.
+const MaxSize = 4 << 20
+
+var (
+	// ErrMalformed means that bytes are no statement of a run. The text says where.
+	ErrMalformed = errors.New("malformed statement")
+	// ErrKey means that no key is known that could have signed the statement.
+	ErrKey = errors.New("no known key has signed it")
+	// ErrSignature means that a signature does not fit.
+	ErrSignature = errors.New("the signature does not fit: the statement was changed, or is another server's")
+	// ErrContradiction means that a statement says things that cannot all be true.
+	ErrContradiction = errors.New("the statement contradicts itself")
+)
+
+// A Statement says of its subjects what its predicate says.
+type Statement struct {
+	Type          string    `json:"_type"`
+	Subject       []Subject `json:"subject"`
+	PredicateType string    `json:"predicateType"`
+	Predicate     Run       `json:"predicate"`
+}
+
+// A Subject is something that a statement is about: an artifact of the run, or an end
+// of the audit.
+type Subject struct {
+	Name   string            `json:"name"`
+	Digest map[string]string `json:"digest"` // "sha256": hexadecimal
+}
+
+// The names of the subjects that are not artifacts. Paths of artifacts begin with "/".
+const (
+	SubjectGenesis = "audit:genesis"
+	SubjectHead    = "audit:head"
+)
+
+// A Run is the predicate: what the server says of one run. Texts in it may be hostile.
+type Run struct {
+	Run      string   `json:"run"` // "run_…"
+	Server   string   `json:"server"`
+	Project  string   `json:"project"`
+	Sandbox  string   `json:"sandbox"` // empty if none was made
+	Proposer string   `json:"proposer"`
+	Outcome  string   `json:"outcome"` // succeeded, failed, violated, timed_out, cancelled or lost
+	Reasons  []string `json:"reasons"`
+
+	Contract Named  `json:"contract"`
+	Boundary Named  `json:"boundary"` // digest empty: the project had none
+	Template Named  `json:"template"`
+	Inputs   []File `json:"inputs"`
+
+	Created time.Time `json:"created"`
+	Started time.Time `json:"started,omitzero"` // zero: it did not start
+	Ended   time.Time `json:"ended"`
+	Issued  time.Time `json:"issued"` // when this statement was made
+
+	Steps     []Step     `json:"steps"`
+	Commands  Commands   `json:"commands"`
+	Artifacts []Artifact `json:"artifacts"`
+	Decisions []Decision `json:"decisions"`
+	Clauses   []Clause   `json:"clauses"`
+	Teardown  []Trace    `json:"teardown"`
+	Audit     Audit      `json:"audit"`
+}
+
+// A Named is a thing with a name and a digest, "sha256:…".
+type Named struct {
+	Name   string `json:"name"`
+	Digest string `json:"digest"`
+}
+
+// A File is an input of the run.
+type File struct {
+	Path   string `json:"path"`
+	Size   int64  `json:"size"` // bytes
+	SHA256 string `json:"sha256"`
+}
+
+// A Step is a command that the run was told to start. Its arguments are in the report,
+// not in the statement.
+type Step struct {
+	SHA256 string `json:"sha256"` // of the arguments, each ended by a zero byte
+	Exit   int    `json:"exit"`   // -1: it did not end by itself
+}
+
+// Commands are the counts of the record of commands, and the digest of its lines.
+type Commands struct {
+	Started  int64  `json:"started"`
+	Refused  int64  `json:"refused"`
+	Held     int64  `json:"held"`
+	Digest   string `json:"digest"` // "sha256:…"; empty if there is no record
+	Complete bool   `json:"complete"`
+}
+
+// An Artifact is a file that the contract lists and that was there. Its state is the
+// one at the time of the statement; a release may follow.
+type Artifact struct {
+	Path   string `json:"path"` // escaped, as the report shows it
+	Type   string `json:"type"` // as the contract promised
+	Size   int64  `json:"size"` // bytes
+	SHA256 string `json:"sha256"`
+	State  string `json:"state"`
+	Action string `json:"action"` // ID of the action that decides on it; empty if it was refused before
+}
+
+// A Decision is the end of one action of the run.
+type Decision struct {
+	Action  string    `json:"action"`
+	Kind    string    `json:"kind"`
+	State   string    `json:"state"`
+	Digest  string    `json:"digest"`  // "sha256:…" of what was decided on
+	Decider string    `json:"decider"` // a principal; empty if a rule decided, or nobody yet
+	Rule    string    `json:"rule"`    // ID of the rule that decided; may be empty
+	Decided time.Time `json:"decided,omitzero"`
+}
+
+// The verdicts of a [Clause].
+const (
+	Kept        = "kept"
+	Violated    = "violated"
+	NotVerified = "not_verified"
+)
+
+// Verdicts returns the verdicts.
+func Verdicts() []string { return []string{Kept, Violated, NotVerified} }
+
+// The ranks of evidence, strongest first.
+const (
+	RankKernel = "kernel" // seen by the sandbox's kernel, outside of its code
+	RankWall   = "wall"   // seen by the wall, which is the sandbox's only link
+	RankHost   = "host"   // done or measured by the server
+	RankGuest  = "guest"  // said by the program inside: evidence of lower rank
+	RankNone   = "none"   // there is no evidence
+)
+
+// Ranks returns the ranks.
+func Ranks() []string { return []string{RankKernel, RankWall, RankHost, RankGuest, RankNone} }
+
+// A Clause is one clause of the contract with its verdict.
+type Clause struct {
+	ID      string `json:"id"`
+	Verdict string `json:"verdict"`
+	Rank    string `json:"rank"`
+	Because string `json:"because"`
+}
+
+// A Trace is one thing of the sandbox that was looked for after it ended.
+type Trace struct {
+	What   string    `json:"what"`
+	Gone   bool      `json:"gone"`
+	Detail string    `json:"detail"`
+	At     time.Time `json:"at,omitzero"`
+}
+
+// An Audit names a span of the server's record: its first entry and its last one when
+// the statement was made, and the head of the tree over it.
+type Audit struct {
+	Genesis string `json:"genesis"` // hash of entry 1, hexadecimal
+	Seq     int64  `json:"seq"`     // number of the last entry
+	Head    string `json:"head"`    // its hash, hexadecimal
+	Root    string `json:"root"`    // root of the tree of Seq entries, base64
+}
+
+// ClauseIDs returns the clauses that every statement has, in their order.
+func ClauseIDs() []string {
+	return []string{"commands", "files", "inputs", "network", "packages", "credentials", "mail", "limits", "on_failure", "artifacts", "teardown"}
+}
+
+// Outcomes returns the outcomes of a run.
+func Outcomes() []string {
+	return []string{"succeeded", "failed", "violated", "timed_out", "cancelled", "lost"}
+}
+
+// New returns the statement of r.
+func New(r Run) Statement {
+	s := Statement{Type: StatementType, PredicateType: PredicateType, Predicate: r}
+	s.Subject = append(s.Subject, sum(SubjectGenesis, r.Audit.Genesis), sum(SubjectHead, r.Audit.Head))
+	for _, a := range r.Artifacts {
+		s.Subject = append(s.Subject, sum(a.Path, a.SHA256))
+	}
+	return s
+}
+
+func sum(name, hex string) Subject {
+	return Subject{Name: name, Digest: map[string]string{"sha256": hex}}
+}
+
+// Check returns [ErrMalformed] or [ErrContradiction] unless s can be true. It is part
+// of [Verify]; a server that signs what it has not checked would help nobody.
+func (s *Statement) Check() error {
+	r := &s.Predicate
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: "+format, append([]any{ErrContradiction}, args...)...)
+	}
+	switch {
+	case s.Type != StatementType:
+		return fmt.Errorf("%w: _type is %.80q, want %s", ErrMalformed, s.Type, StatementType)
+	case s.PredicateType != PredicateType:
+		return fmt.Errorf("%w: predicateType is %.80q, want %s", ErrMalformed, s.PredicateType, PredicateType)
+	case !strings.HasPrefix(r.Run, "run_"):
+		return fmt.Errorf("%w: run is %.80q, want an ID that begins with run_", ErrMalformed, r.Run)
+	case !slices.Contains(Outcomes(), r.Outcome):
+		return fmt.Errorf("%w: outcome is %.80q, want one of %s", ErrMalformed, r.Outcome, strings.Join(Outcomes(), ", "))
+	case r.Issued.IsZero() || r.Ended.IsZero():
+		return fmt.Errorf("%w: issued and ended must be times", ErrMalformed)
+	case r.Issued.Before(r.Ended) || r.Ended.Before(r.Created) || !r.Started.IsZero() && (r.Started.Before(r.Created) || r.Ended.Before(r.Started)):
+		return bad("its times are not in the order created, started, ended, issued")
+	}
+	for name, d := range map[string]string{"contract.digest": r.Contract.Digest, "boundary.digest": r.Boundary.Digest, "commands.digest": r.Commands.Digest} {
+		if d == "" && name != "contract.digest" {
+			continue
+		}
+		if hex, ok := strings.CutPrefix(d, "sha256:"); !ok || !isSum(hex) {
+			return fmt.Errorf("%w: %s is %.80q, want sha256: and 64 hexadecimal digits", ErrMalformed, name, d)
+		}
+	}
+	want := New(*r).Subject
+	if len(want) != len(s.Subject) {
+		return bad("it has %d subjects, but its predicate names %d", len(s.Subject), len(want))
+	}
+	names := map[string]bool{}
+	for i, have := range s.Subject {
+		switch {
+		case have.Name != want[i].Name || len(have.Digest) != 1 || have.Digest["sha256"] != want[i].Digest["sha256"]:
+			return bad("subject %.100q differs from the predicate's", have.Name)
+		case !isSum(have.Digest["sha256"]):
+			return fmt.Errorf("%w: the digest of subject %.100q is no SHA-256", ErrMalformed, have.Name)
+		case names[have.Name]:
+			return bad("it has two subjects %.100q", have.Name)
+		case i > 1 && !strings.HasPrefix(have.Name, "/"):
+			return fmt.Errorf("%w: artifact %.100q has no absolute path", ErrMalformed, have.Name)
+		}
+		names[have.Name] = true
+	}
+	return s.checkClauses()
+}
+
+// checkClauses checks that the verdicts fit what else is said.
+func (s *Statement) checkClauses() error {
+	r := &s.Predicate
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: "+format, append([]any{ErrContradiction}, args...)...)
+	}
+	if len(r.Clauses) != len(ClauseIDs()) {
+		return fmt.Errorf("%w: it has %d clauses, want %d", ErrMalformed, len(r.Clauses), len(ClauseIDs()))
+	}
+	verdicts := map[string]string{}
+	for i, c := range r.Clauses {
+		switch {
+		case c.ID != ClauseIDs()[i]:
+			return fmt.Errorf("%w: clause %d is %.40q, want %s", ErrMalformed, i+1, c.ID, ClauseIDs()[i])
+		case !slices.Contains(Verdicts(), c.Verdict) || !slices.Contains(Ranks(), c.Rank):
+			return fmt.Errorf("%w: clause %s has verdict %.40q of rank %.40q", ErrMalformed, c.ID, c.Verdict, c.Rank)
+		case c.Verdict == Kept && c.Rank == RankNone:
+			return bad("clause %s is kept without evidence", c.ID)
+		case c.Verdict == Kept && r.Outcome == "lost":
+			return bad("clause %s is kept, but the server lost the run", c.ID)
+		case c.Verdict == Violated && r.Outcome == "succeeded" && c.ID != "teardown": // which comes after the outcome
+			return bad("clause %s is violated, but the run succeeded", c.ID)
+		}
+		verdicts[c.ID] = c.Verdict
+	}
+	if !r.Commands.Complete && verdicts["commands"] == Kept {
+		return bad("clause commands is kept, but the record of commands is not complete")
+	}
+	for _, t := range r.Teardown {
+		if !t.Gone && verdicts["teardown"] == Kept {
+			return bad("clause teardown is kept, but %.100q was found", t.What)
+		}
+	}
+	if len(r.Teardown) == 0 && verdicts["teardown"] == Kept && r.Sandbox != "" {
+		return bad("clause teardown is kept, but nothing was looked for")
+	}
+	return nil
+}
+
+// isSum reports whether s is a SHA-256 in hexadecimal, lower case.
+func isSum(s string) bool {
+	return len(s) == 64 && !strings.ContainsFunc(s, func(c rune) bool { return (c < '0' || c > '9') && (c < 'a' || c > 'f') })
+}
