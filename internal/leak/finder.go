@@ -35,6 +35,8 @@ type finder struct {
 	reported map[string]bool // by flag, rule and place
 	known    map[string]bool // secrets and numbers, by rule
 	people   people
+
+	variables map[string]*variables // by place
 }
 
 var _ extract.Visitor = (*finder)(nil)
@@ -109,6 +111,7 @@ func (f *finder) Text(p extract.Place, text string) string {
 func (f *finder) Words(p extract.Place, text string) {
 	for w := range windows(text) {
 		f.search(p, w, secretSearches...)
+		f.environment(p, w)
 		if p.IDs {
 			continue
 		}

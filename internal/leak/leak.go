@@ -32,6 +32,7 @@ const (
 	FlagIBAN       Flag = "iban"              // a bank account number, with valid check digits
 	FlagNationalID Flag = "national_id"       // a number by which a state identifies a person
 	FlagBulk       Flag = "personal_data"     // addresses or telephone numbers of many people
+	FlagEnv        Flag = "environment"       // a dump of a process's environment variables
 	FlagHidden     Flag = "hidden_text"       // text that a person does not see
 	FlagUnseen     Flag = "unseen_characters" // characters that have no width or reverse the text
 	FlagTracking   Flag = "tracking"          // remote pictures that report who opens the mail, and when
@@ -43,7 +44,7 @@ const (
 
 // Flags returns all flags, the gravest first.
 func Flags() []Flag {
-	return []Flag{FlagSecret, FlagPrivateKey, FlagCard, FlagIBAN, FlagNationalID, FlagBulk, FlagHidden, FlagUnseen, FlagTracking, FlagRemote, FlagLink, FlagUnread, FlagMedia}
+	return []Flag{FlagSecret, FlagPrivateKey, FlagCard, FlagIBAN, FlagNationalID, FlagBulk, FlagEnv, FlagHidden, FlagUnseen, FlagTracking, FlagRemote, FlagLink, FlagUnread, FlagMedia}
 }
 
 const (
@@ -103,7 +104,7 @@ func Find(m Message) Report {
 	}
 	f := &finder{
 		flags: map[Flag]bool{}, reported: map[string]bool{}, known: map[string]bool{},
-		people: people{map[string]bool{}, map[string]bool{}},
+		people: people{map[string]bool{}, map[string]bool{}}, variables: map[string]*variables{},
 	}
 	f.walker = extract.NewWalker(size, f)
 	f.walker.Text(extract.Place{Where: "subject"}, m.Subject)

@@ -25,7 +25,7 @@ var charsets = map[string]string{
 	"digit": digits, "hex": lowHex, "HEX": lowHex + "ABCDEF", "upper": upper + digits, "lower": lower + digits,
 	"alnum": alnum, "alnum-": alnum + "-", "alnum/": alnum + "/", "word": alnum + "_", "dotted": alnum + "-_.",
 	"url": alnum + "-_", "url=": alnum + "-_=", "url%": alnum + "-_%", "url/": alnum + "-_/", "url/@": alnum + "-_/@",
-	"base32": upper + "234567", "bech32": "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L",
+	"base32": upper + "234567", "low32": lower + "234567", "bech32": "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L",
 	"base64": alnum + "+/", "base64=": alnum + "+/=", "base64_": alnum + "+/=_",
 	"azure": alnum + "-_~.", "query": alnum + "-_%=&:.", "sig": alnum + "-_%=+/",
 }
