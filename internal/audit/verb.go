@@ -32,8 +32,27 @@ const (
 	ActionResolve  Verb = "action.resolve"
 	ActionTampered Verb = "action.tampered"
 
+	BoundarySet    Verb = "boundary.set"
+	BoundaryRemove Verb = "boundary.remove"
+
+	ContractPut    Verb = "contract.put"
+	ContractDelete Verb = "contract.delete"
+
+	RunPropose Verb = "run.propose"
+	RunInput   Verb = "run.input"
+	RunRefuse  Verb = "run.refuse"
+	RunApprove Verb = "run.approve"
+	RunStart   Verb = "run.start"
+	RunCommand Verb = "run.command"
+	RunCollect Verb = "run.collect"
+	RunCancel  Verb = "run.cancel"
+	RunEnd     Verb = "run.end"
+	RunRemove  Verb = "run.remove"
+
 	BenchOpen  Verb = "bench.open"
 	BenchClose Verb = "bench.close"
+
+	CommandUse Verb = "command.use"
 
 	DomainAdd     Verb = "domain.add"
 	DomainVerify  Verb = "domain.verify"
@@ -135,6 +154,12 @@ const (
 	RequestUse  Verb = "request.use"
 	RequestMade Verb = "request.made"
 
+	RunArtifact Verb = "run.artifact"
+	RunFiles    Verb = "run.files"
+	RunRelease  Verb = "run.release"
+	RunProve    Verb = "run.prove"
+
+	SandboxCommands     Verb = "sandbox.commands"
 	SandboxCreate       Verb = "sandbox.create"
 	SandboxRunning      Verb = "sandbox.running"
 	SandboxStartAgain   Verb = "sandbox.start_again"
@@ -185,6 +210,9 @@ const (
 	TemplatePublish     Verb = "template.publish"
 	TemplateUnpublish   Verb = "template.unpublish"
 	TemplateDelete      Verb = "template.delete"
+
+	VerificationBegin Verb = "verification.begin"
+	VerificationEnd   Verb = "verification.end"
 
 	VolumeCreate Verb = "volume.create"
 	VolumeMount  Verb = "volume.mount"
@@ -240,6 +268,8 @@ var verbs = map[Verb]verbRow{
 	ActionUnknown:  {Warning, "outcome unknown"},
 	ActionResolve:  {Info, "resolved by a person"},
 	ActionTampered: {Error, "its row in the database was changed by another program"},
+
+	CommandUse: {Info, "approved command started, once"},
 
 	DomainAdd:     {Info, "domain added"},
 	DomainVerify:  {Info, "domain verified"},
@@ -340,9 +370,30 @@ var verbs = map[Verb]verbRow{
 
 	RequestUse:  {Info, "approved request released, once"},
 	RequestMade: {Info, "approved request made"},
+	RunArtifact: {Info, "file of a run listed, or refused"},
+	RunFiles:    {Info, "files of a run collected"},
+	RunRelease:  {Notice, "file of a run released"},
+	RunProve:    {Info, "statement of a run signed"},
+
+	BoundarySet:    {Notice, "boundary of the project's contracts set"},
+	BoundaryRemove: {Notice, "boundary of the project's contracts removed"},
+	ContractPut:    {Info, "contract stored"},
+	ContractDelete: {Info, "contract removed"},
+
+	RunPropose: {Info, "run proposed"},
+	RunInput:   {Info, "input of a run stored"},
+	RunRefuse:  {Notice, "run refused"},
+	RunApprove: {Info, "run let start"},
+	RunStart:   {Info, "run started"},
+	RunCommand: {Info, "command of a run ended"},
+	RunCollect: {Info, "commands of a run ended"},
+	RunCancel:  {Info, "run cancelled"},
+	RunEnd:     {Info, "run ended"},
+	RunRemove:  {Info, "kept sandbox of a run removed"},
 
 	BenchOpen:           {Info, "sandbox of a build started"},
 	BenchClose:          {Info, "sandbox of a build ended"},
+	SandboxCommands:     {Info, "what was started in it, counted when it ended"},
 	SandboxCreate:       {Info, "sandbox created"},
 	SandboxRunning:      {Info, "sandbox started"},
 	SandboxStartAgain:   {Info, "start repeated"},
@@ -393,6 +444,9 @@ var verbs = map[Verb]verbRow{
 	TemplatePublish:     {Notice, "template published to other projects"},
 	TemplateUnpublish:   {Notice, "template no longer published"},
 	TemplateDelete:      {Info, "template deleted"},
+
+	VerificationBegin: {Notice, "verification of the server begun"},
+	VerificationEnd:   {Notice, "verification of the server ended"},
 
 	VolumeCreate: {Info, "volume created"},
 	VolumeMount:  {Info, "volume mounted"},

@@ -107,3 +107,11 @@ func (r *Ring) Lent(ctx context.Context, sandbox auth.Principal) (k *seal.Key, e
 	k.Narrow(seal.Read)
 	return k, nil
 }
+
+// Lends reports whether a key is lent to a sandbox.
+func (r *Ring) Lends(sandboxID string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, ok := r.lent[sandboxID]
+	return ok
+}

@@ -343,10 +343,11 @@ type Gate struct {
 	db    *store.DB
 	judge Judge
 	exec  map[policy.Kind]Executor
-	wake  chan struct{}       // of capacity one; see poke
-	room  int64               // maxHeld; a test makes it small
-	page  int                 // maxPage; a test makes it small
-	held  *semaphore.Weighted // of size room: bytes of large payloads in execution
+	most  func(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind) error // see Bound; may be nil
+	wake  chan struct{}                                                                       // of capacity one; see poke
+	room  int64                                                                               // maxHeld; a test makes it small
+	page  int                                                                                 // maxPage; a test makes it small
+	held  *semaphore.Weighted                                                                 // of size room: bytes of large payloads in execution
 
 	memory memory // latest versions that this program moved actions to
 }
@@ -361,6 +362,12 @@ func NewGate(log *slog.Logger, db *store.DB, judge Judge) *Gate {
 // [Gate.Run].
 func (g *Gate) Handle(kind policy.Kind, e Executor) { g.exec[kind] = e }
 
+// Bound has most asked, in the transaction, before code in a sandbox proposes an action.
+// Its error is that of the proposal. It must not be called after [Gate.Run].
+func (g *Gate) Bound(most func(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind) error) {
+	g.most = most
+}
+
 // Propose records an action as part of tx, whose turn includes [Turn], and returns it with the state that
 // policy gave it. It has no outside effect.
 func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p Proposal) (Action, error) {
@@ -370,6 +377,11 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 	}
 	if err := inTurn(tx, &a); err != nil {
 		return Action{}, err
+	}
+	if g.most != nil && who.Kind == auth.Sandbox {
+		if err := g.most(ctx, tx, who, p.Request.Kind); err != nil {
+			return Action{}, err
+		}
 	}
 	an, err := g.ask(ctx, tx, a, &p)
 	if err != nil {
@@ -387,6 +399,9 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 	g.remember(tx, &a)
 	if err := enter(ctx, tx, who, audit.ActionPropose, a, proposal(&a)); err != nil {
 		return Action{}, err
+	}
+	if a.State == Approved { // what a rule allows need not wait for the next look
+		tx.AfterCommit(g.poke)
 	}
 	return a, g.moved(ctx, tx, a)
 }

@@ -11,8 +11,8 @@ import (
 	"postern/internal/store"
 )
 
-// maySee reports whether who may see a: a person of its project, or the agent,
-// grant or sandbox that proposed it or has its inbox.
+// maySee reports whether who may see a: a person of its project, the agent, grant or
+// sandbox that proposed it or has its inbox, or the project's key that proposed it.
 func maySee(who auth.Principal, a *Action) bool {
 	if who.Project != a.Project {
 		return false
@@ -24,8 +24,10 @@ func maySee(who auth.Principal, a *Action) bool {
 		// A grant covers several inboxes: the caller has set who.Inbox to one of them,
 		// after checking that the grant covers it.
 		return a.Proposer == who.String() || who.Inbox != "" && who.Inbox == a.Inbox
-	case auth.Project, auth.Recovery, auth.System:
-		return false // proposals are for reviewers, not for keys that run sandboxes
+	case auth.Project:
+		return a.Proposer == who.String() // other proposals are for reviewers, not for keys that run sandboxes
+	case auth.Recovery, auth.System:
+		return false
 	}
 	return false
 }

@@ -1,0 +1,36 @@
+package permit
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/store"
+)
+
+// EndOf ends the permits of one sandbox of who's project that are in force. Who is the
+// part of this program that removes the sandbox.
+func (r *Register) EndOf(ctx context.Context, who auth.Principal, sandbox string) error {
+	if sandbox == "" { // would be those of every sandbox
+		return nil
+	}
+	now := time.Now()
+	err := r.db.UpdateIn(ctx, store.Project(who.Project), func(tx *store.Tx) error {
+		held, err := store.List(ctx, tx, scan, `select `+columns+` from permit where project_id = $1 and sandbox_id = $2 and ended_at = 0 and until_at > $3`, who.Project, sandbox, store.Time(now))
+		if err != nil {
+			return err
+		}
+		for i := range held {
+			if err := end(ctx, tx, who, &held[i], now); err != nil {
+				return err
+			}
+		}
+		tx.AfterCommit(func() { r.forget(who.Project) })
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("end permits of sandbox %s: %w", sandbox, err)
+	}
+	return nil
+}
