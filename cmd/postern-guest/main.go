@@ -156,6 +156,8 @@ func serve(ctx context.Context, log *slog.Logger, memory, processes int64) error
 		GenerationFile: generationFile,
 		TrustRoot:      "/",
 		State:          state,
+		ViewDir:        "/run/postern/view",
+		Alone:          os.Getppid() == 1,
 	})
 	if err != nil {
 		return err

@@ -1,7 +1,6 @@
 package guest
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -91,14 +90,42 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer p.unsubscribe(sub)
 	w.Header().Set("Content-Type", "application/octet-stream")
+	send := sendFrame(w)
+	end := sendOutput(r, sub, exited, send, s.killLeftovers)
+	if end == nil {
+		_ = p.signal(unix.SIGKILL)
+		return nil
+	}
+	s.killLeftovers()
+	if end.GetExitCode() < 0 { // the number says nothing
+		if send(frameStderr, []byte("the command was ended: "+or(end.GetError(), end.GetStatus())+"\n")) != nil {
+			return nil // the host has gone
+		}
+	}
+	b, err := json.Marshal(benchEnd{int(end.GetExitCode()), end.GetStatus()})
+	if err != nil {
+		return err
+	}
+	_ = send(frameEnd, b) // the host has gone, then
+	return nil
+}
+
+// sendFrame returns a function that sends a frame at once.
+func sendFrame(w http.ResponseWriter) func(kind byte, b []byte) error {
 	out := http.NewResponseController(w)
-	send := func(kind byte, b []byte) error {
+	return func(kind byte, b []byte) error {
 		head := binary.BigEndian.AppendUint32([]byte{kind}, uint32(len(b)))
 		if _, err := w.Write(append(head, b...)); err != nil {
 			return err
 		}
 		return out.Flush()
 	}
+}
+
+// sendOutput sends what a process writes until it has ended, and returns how. Nil means
+// that the host has gone. It calls close some time after the process has exited, if
+// something else has its output open: then the output must end.
+func sendOutput(r *http.Request, sub *subscriber, exited chan struct{}, send func(kind byte, b []byte) error, close func()) *processpb.ProcessEvent_EndEvent {
 	alive := time.NewTicker(10 * time.Second)
 	defer alive.Stop()
 	var grace <-chan time.Time
@@ -107,22 +134,11 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 		select {
 		case <-exited:
 			exited, grace = nil, time.After(leftoverGrace)
-		case <-grace: // something else has its output open
-			s.killLeftovers()
+		case <-grace:
+			close()
 		case ev := <-sub.events:
 			if end := ev.GetEnd(); end != nil {
-				s.killLeftovers()
-				if end.GetExitCode() < 0 { // the number says nothing
-					if err := send(frameStderr, []byte("the command was ended: "+or(end.GetError(), end.GetStatus())+"\n")); err != nil {
-						return nil // the host has gone
-					}
-				}
-				b, err := json.Marshal(benchEnd{int(end.GetExitCode()), end.GetStatus()})
-				if err != nil {
-					return err
-				}
-				_ = send(frameEnd, b) // the host has gone, then
-				return nil
+				return end
 			}
 			if b := ev.GetData().GetStdout(); len(b) > 0 {
 				err = send(frameStdout, b)
@@ -134,8 +150,7 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 		case <-r.Context().Done():
 			err = r.Context().Err()
 		}
-		if err != nil { // the host has given up: end the command
-			_ = p.signal(unix.SIGKILL)
+		if err != nil {
 			return nil
 		}
 	}
@@ -178,8 +193,8 @@ func (s *Server) leftAlone(pid int) bool {
 	if err != nil {
 		return true
 	}
-	at := bytes.LastIndexByte(b, ')')
-	return at < 0 || at+2 >= len(b) || b[at+2] == 'Z' || b[at+2] == 'X'
+	st, ok := parseStat(string(b))
+	return !ok || st.dead
 }
 
 // A BenchMode says whether the sandbox is for a build.
@@ -307,9 +322,10 @@ func (s *Server) postAddUser(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func or(s, other string) string {
-	if s == "" {
+func or[T comparable](v, other T) T {
+	var zero T
+	if v == zero {
 		return other
 	}
-	return s
+	return v
 }

@@ -343,6 +343,21 @@ func FuzzStat(f *testing.F) {
 	})
 }
 
+// TestStatOfAProcessWithoutItsFirstThread: a process whose first thread has ended is no
+// zombie while others run: whoever ends all processes would leave it out.
+func TestStatOfAProcessWithoutItsFirstThread(t *testing.T) {
+	for line, dead := range map[string]bool{
+		"12 (a) Z 1 12 12 0 -1 0 0 0 0 0 5 6 7 8 20 0 1 0":      true,
+		"12 (a) Z 1 12 12 0 -1 0 0 0 0 0 5 6 7 8 20 0 2 0":      false,
+		"12 (a) X 1 12 12 0 -1 0 0 0 0 0 5 6 7 8 20 0 0 0":      true,
+		"12 (Z) 1 2) S 1 12 12 0 -1 0 0 0 0 0 5 6 7 8 20 0 1 0": false,
+	} {
+		if p, ok := parseStat(line); !ok || p.dead != dead {
+			t.Errorf("%s: dead is %v, want %v", line, p.dead, dead)
+		}
+	}
+}
+
 func FuzzServices(f *testing.F) {
 	f.Add("# none\n/bin/a b  c # d\n\n/bin/e")
 	f.Add("relative")

@@ -85,6 +85,12 @@ type Config struct {
 	TrustRoot string
 	// Bench says that the sandbox is for the steps of a build.
 	Bench BenchMode
+	// ViewDir is the directory for what backs the view of a bound sandbox, on the disk.
+	// Empty means that the guest cannot be bound.
+	ViewDir string
+	// Alone says that all processes but the first and this one may be killed when the
+	// sandbox is bound and when the host asks: false in tests.
+	Alone bool
 }
 
 // A Server serves the guest's RPCs and files. It is safe for concurrent use.
@@ -102,6 +108,7 @@ type Server struct {
 	shells     shellPool
 	tidied     tidiness
 	started    startedCommand
+	bound      bound
 
 	mu       sync.Mutex
 	settings settings        // guarded by mu; replaced, never modified
@@ -144,7 +151,9 @@ func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	opts := []connect.HandlerOption{connect.WithReadMaxBytes(maxMessage), connect.WithRecover(s.recovered)}
 	mux.Handle(processpb.NewProcessHandler(&processes{s}, opts...))
-	mux.Handle(filesystempb.NewFilesystemHandler(&filesystem{s}, opts...))
+	path, files := filesystempb.NewFilesystemHandler(&filesystem{s}, opts...)
+	mux.Handle(path, s.unlessBound(files))
+	free := func(f func(http.ResponseWriter, *http.Request) error) http.Handler { return s.unlessBound(s.serve(f)) }
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
 		w.WriteHeader(http.StatusNoContent)
@@ -152,10 +161,10 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("GET /metrics", s.serve(s.getMetrics))
 	mux.HandleFunc("GET /envs", s.serve(s.getEnvs))
 	mux.HandleFunc("POST /init", s.serve(s.postInit))
-	mux.HandleFunc("POST /warm", s.serve(s.postWarm))
-	mux.HandleFunc("POST /template/start", s.serve(s.postStart))
-	mux.HandleFunc("GET /template/start", s.serve(s.getStart))
-	mux.HandleFunc("POST /template/ready", s.serve(s.postReady))
+	mux.Handle("POST /warm", free(s.postWarm))
+	mux.Handle("POST /template/start", free(s.postStart))
+	mux.Handle("GET /template/start", free(s.getStart))
+	mux.Handle("POST /template/ready", free(s.postReady))
 	if s.conf.Bench != NoBench {
 		mux.HandleFunc("POST /bench/run", s.serve(s.postRun))
 		mux.HandleFunc("POST /bench/unpack", s.serve(s.postUnpack))
@@ -163,12 +172,19 @@ func (s *Server) Handler() http.Handler {
 		mux.HandleFunc("POST /bench/user", s.serve(s.postAddUser))
 		mux.HandleFunc("POST /bench/tidy", s.serve(s.postTidy))
 	}
-	mux.HandleFunc("GET /files", s.serve(s.getFile))
-	mux.HandleFunc("POST /files", s.serve(s.postFiles))
-	mux.HandleFunc("POST /files/compose", s.serve(s.postCompose))
+	mux.Handle("GET /files", free(s.getFile))
+	mux.Handle("POST /files", free(s.postFiles))
+	mux.Handle("POST /files/compose", free(s.postCompose))
+	mux.HandleFunc("POST /run/confine", s.serve(s.postConfine))
+	mux.HandleFunc("GET /run/state", s.serve(s.getRunState))
+	mux.HandleFunc("POST /run/command", s.serve(s.postRunCommand))
+	mux.HandleFunc("POST /run/kill", s.serve(s.postKill))
+	mux.HandleFunc("POST /run/list", s.serve(s.postRunList))
+	mux.HandleFunc("GET /run/file", s.serve(s.getRunFile))
+	mux.HandleFunc("PUT /run/file", s.serve(s.putRunFile))
 	return s.checkChannel(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodConnect { // CONNECT has no path for the mux
-			s.serve(s.tunnel)(w, r)
+			free(s.tunnel).ServeHTTP(w, r)
 			return
 		}
 		mux.ServeHTTP(w, r)

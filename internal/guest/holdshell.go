@@ -107,7 +107,7 @@ type shellPool struct {
 	log *slog.Logger
 
 	mu    sync.Mutex
-	off   bool         // start all commands without held shells; for tests
+	off   bool         // start all commands without held shells: in a bound guest, and in tests
 	held  []*heldShell // oldest first
 	fails int          // starts that failed one after the other
 	kinds []string     // of the last commands, oldest first
@@ -283,6 +283,9 @@ func (h *heldShell) run(text string) error {
 // holdShell starts a shell of a kind for the next command, unless there is one
 // already or there is no room for it.
 func (s *Server) holdShell(k shellKind) {
+	if s.current().Contract != "" {
+		return // it would be outside of the view
+	}
 	var used int64
 	if s.conf.MemoryMB > 0 {
 		used = usedMemory()
@@ -458,6 +461,23 @@ func (l *shellPool) clear() (any bool) {
 	}
 	l.held, l.kinds, l.fails, l.burst = nil, nil, 0, false
 	return any
+}
+
+// stop kills all held shells, also those that are being started, and lets none be held
+// again.
+func (l *shellPool) stop() {
+	l.mu.Lock()
+	l.off = true
+	all := l.held
+	l.held = nil
+	l.mu.Unlock()
+	for _, h := range all {
+		select {
+		case <-h.started:
+		case <-time.After(joinTimeout):
+		}
+		h.discard()
+	}
 }
 
 // defaultKind is the kind of a command for which the client names neither user,

@@ -109,15 +109,24 @@ func (i *Init) Run(ctx context.Context) error {
 	}
 	children = append(children, services...)
 
-	dead := make(chan os.Signal, 1)
+	dead, alone := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(dead, unix.SIGCHLD)
 	defer signal.Stop(dead)
+	signal.Notify(alone, aloneSignal)
+	defer signal.Stop(alone)
 	for {
 		next := i.startDue(children, time.Now())
 		select {
 		case <-ctx.Done():
 			return i.shutdown(children)
 		case <-dead:
+		case <-alone:
+			// Only root can send it: the server, when the sandbox is bound. It kills
+			// the services itself once it sees the mark.
+			children = children[:1]
+			if err := markAlone(state); err != nil {
+				return fmt.Errorf("end services: %w", err)
+			}
 		case <-time.After(next):
 		}
 		i.reap(children)

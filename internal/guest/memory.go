@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -37,6 +38,7 @@ const (
 type memoryWatch struct {
 	log   *slog.Logger
 	total int64               // bytes of the sandbox; zero means that it is not watched
+	lower *atomic.Int64       // a contract's limit in bytes, if it is lower; nil or zero means none
 	used  func() int64        // bytes in use
 	proc  string              // /proc
 	spare map[int]struct{}    // processes that must not be killed
@@ -46,7 +48,7 @@ type memoryWatch struct {
 
 func (s *Server) newMemoryWatch() *memoryWatch {
 	return &memoryWatch{
-		log: s.log, total: s.conf.MemoryMB << 20, used: usedMemory, proc: "/proc",
+		log: s.log, total: s.conf.MemoryMB << 20, lower: &s.bound.memory, used: usedMemory, proc: "/proc",
 		spare: guestPids(), mark: s.table.markOOM,
 		kill: func(pid int) error { return unix.Kill(pid, unix.SIGKILL) },
 	}
@@ -62,7 +64,11 @@ func (m *memoryWatch) run(ctx context.Context) {
 		return
 	}
 	for {
-		free := m.total - m.used() - reserveOf(m.total)
+		total := m.total
+		if m.lower != nil && m.lower.Load() > 0 {
+			total = min(total, m.lower.Load())
+		}
+		free := total - m.used() - reserveOf(total)
 		wait := time.Duration(float64(free) / fastest * float64(time.Second))
 		if free < 0 {
 			wait = 0

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -171,4 +172,20 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%s: got %v, %v", name, v, ok)
 		}
 	}
+}
+
+// TestMemoryWatchHeedsAContract: a contract may allow less memory than the template has.
+func TestMemoryWatchHeedsAContract(t *testing.T) {
+	m := newMachine(t, map[int]int64{1: 10, 2: 10, 3: 90})
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		w := m.watch(1024)
+		w.lower = &atomic.Int64{}
+		w.lower.Store(128 << 20)
+		w.run(ctx)
+		if !slices.Equal(m.killed, []int{3}) {
+			t.Errorf("killed %v, want the process of 90 MiB", m.killed)
+		}
+	})
 }

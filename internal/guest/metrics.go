@@ -20,6 +20,7 @@ const ticksPerSecond = 100
 type procStat struct {
 	pid, parent, session int
 	ticks                int64 // CPU time, including children that were waited for
+	dead                 bool  // a zombie without living threads
 }
 
 // readProcs reads all processes in proc, which is /proc except in tests.
@@ -50,9 +51,13 @@ func parseStat(line string) (procStat, bool) {
 		return procStat{}, false
 	}
 	num := func(i int) int64 { n, _ := strconv.ParseInt(f[i], 10, 64); return n }
+	// The attack: a process whose first thread ends looks like a zombie while its others
+	// run on.
+	threads := len(f) > 17 && num(17) > 1
 	return procStat{
 		pid: pid, parent: int(num(1)), session: int(num(3)),
 		ticks: num(11) + num(12) + num(13) + num(14),
+		dead:  (f[0] == "Z" || f[0] == "X") && !threads,
 	}, true
 }
 

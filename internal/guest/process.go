@@ -49,6 +49,7 @@ type process struct {
 	exited bool
 	oom    bool // the guest killed one of its processes for memory
 	end    *processpb.ProcessEvent_EndEvent
+	by     int // signal that ended it; 0 if none
 }
 
 // An output is a stream that a process writes to.
@@ -74,17 +75,32 @@ type start struct {
 	size     *pty.Winsize // size of the terminal; nil means pipes
 	deadline time.Time    // when to kill it; zero means never
 	exited   func()       // called when it has exited; nil for none. No held shell is used then.
+	// given is closed when the client does not want it any more. In a bound guest it ends
+	// the wait for a command that is held. Nil means never.
+	given <-chan struct{}
 }
 
 // launch starts a process with a first subscriber attached, who gets all of its
 // output.
 func (s *Server) launch(st start) (*process, *subscriber, error) {
 	// The guest forks as root, to which RLIMIT_NPROC does not apply.
-	if most := s.conf.MaxProcesses; most > 0 && int64(s.table.count()) >= most {
+	s.bound.mu.RLock()
+	unlock := sync.OnceFunc(s.bound.mu.RUnlock)
+	defer unlock()
+	v, err := s.viewLocked()
+	if err != nil {
+		return nil, nil, err
+	}
+	begin, asUser := os.StartProcess, as
+	if v != nil {
+		// Whatever the client asks for: see view.go.
+		begin, asUser, st.account = v.start, v.as, v.account
+	}
+	if most := or(s.bound.processes, s.conf.MaxProcesses); most > 0 && int64(s.table.count()) >= most {
 		return nil, nil, startError(unix.EAGAIN, most)
 	}
 	kind, text, holdable := kindOf(st)
-	holdable = holdable && st.exited == nil
+	holdable = holdable && st.exited == nil && v == nil
 	next := func() {} // starts the shell of the next command
 	if holdable {
 		next = func() { s.holdShell(kind) }
@@ -98,8 +114,7 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 	}
 	path := st.config.GetCmd()
 	if !strings.Contains(path, "/") {
-		var err error
-		if path, err = findCommand(st); err != nil {
+		if path, err = findCommand(st, asUser); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -124,11 +139,17 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 	} else {
 		attr.Files = theirs
 	}
-	child, err := os.StartProcess(path, append([]string{st.config.GetCmd()}, st.config.GetArgs()...), attr)
+	fork := func(path string, argv []string) (*os.Process, error) {
+		if v == nil || !v.starter {
+			return begin(path, argv, attr)
+		}
+		return startHeld(st.given, begin, unlock, path, argv, *attr)
+	}
+	child, err := fork(path, append([]string{st.config.GetCmd()}, st.config.GetArgs()...))
 	if errors.Is(err, fs.ErrNotExist) {
 		var shell string
 		if shell, err = otherShell(st.config.GetCmd()); err == nil {
-			child, err = os.StartProcess(shell, append([]string{shell}, st.config.GetArgs()...), attr)
+			child, err = fork(shell, append([]string{shell}, st.config.GetArgs()...))
 		} else if !errors.Is(err, errNoShell) {
 			err = fmt.Errorf("%s: %w", path, unix.ENOENT)
 		}
@@ -137,7 +158,7 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 		p.close()
 		// Check only after a failure: checking before would cost time at every
 		// start.
-		if derr := as(st.account, func() error { return checkDir(st.dir) }); derr != nil {
+		if derr := asUser(st.account, func() error { return checkDir(st.dir) }); derr != nil {
 			return nil, nil, derr
 		}
 		if errors.Is(err, errNoShell) {
@@ -251,7 +272,7 @@ func checkDir(dir string) error {
 }
 
 // findCommand looks up a program in PATH with the user's rights.
-func findCommand(st start) (path string, err error) {
+func findCommand(st start, as func(account, func() error) error) (path string, err error) {
 	err = as(st.account, func() error {
 		if err := checkDir(st.dir); err != nil {
 			return err
@@ -450,6 +471,13 @@ func (p *process) ended() *processpb.ProcessEvent_EndEvent {
 	return p.end
 }
 
+// signalled returns the signal that ended the process; 0 if none has.
+func (p *process) signalled() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.by
+}
+
 func endEvent(e *processpb.ProcessEvent_EndEvent) *processpb.ProcessEvent {
 	return &processpb.ProcessEvent{Event: &processpb.ProcessEvent_End{End: e}}
 }
@@ -473,6 +501,11 @@ func (p *process) finish(state *os.ProcessState, err error) {
 	}
 	if message != "" {
 		e.Error = &message
+	}
+	if err == nil {
+		if w, ok := state.Sys().(syscall.WaitStatus); ok && w.Signaled() {
+			p.by = int(w.Signal())
+		}
 	}
 	p.end = e
 	subs := p.subs

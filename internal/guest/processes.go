@@ -154,6 +154,7 @@ func (h *processes) readStart(ctx context.Context, req *connect.Request[processp
 		config: m.GetProcess(), tag: m.Tag, account: a, dir: dir,
 		env:   h.s.environ(a, m.GetProcess().GetEnvs()),
 		stdin: m.Stdin == nil || m.GetStdin(),
+		given: ctx.Done(),
 	}
 	if m.GetPty() != nil {
 		if st.size, err = winsize(m.GetPty()); err != nil {

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -23,6 +24,7 @@ type settings struct {
 	SandboxID      string            `json:"sandboxID,omitempty"`
 	Authority      string            `json:"authority,omitempty"`   // certificate in PEM
 	PublicTrust    bool              `json:"publicTrust,omitempty"` // the system's bundle has other certificates too
+	Contract       string            `json:"contract,omitempty"`    // that binds the sandbox, see confine.go
 	At             time.Time         `json:"at"`                    // host's time of the request that set them
 }
 
@@ -224,6 +226,9 @@ func (s *Server) environ(a account, envs map[string]string) []string {
 	now := s.current()
 	if now.Authority != "" && s.conf.TrustRoot != "" {
 		maps.Copy(env, trustVariables(now.PublicTrust))
+	}
+	if v := s.boundView(); v != nil && !slices.Contains(v.writes, "/tmp") && slices.ContainsFunc(v.writes, func(w string) bool { return below(v.dir, w) }) {
+		env["TMPDIR"] = v.dir // there is no other place for temporary files
 	}
 	maps.Copy(env, now.Envs)
 	maps.Copy(env, envs)

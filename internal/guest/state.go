@@ -110,3 +110,23 @@ func (s *stateFile) save(v any) error {
 	s.seq = next
 	return nil
 }
+
+// aloneSignal has the first process forget the services, see [Server.aloneWithInit].
+const aloneSignal = unix.SIGUSR1
+
+// markAlone tells the server, behind the slots, that the first process has forgotten the
+// services.
+func markAlone(f *os.File) error {
+	_, err := f.WriteAt([]byte{1}, 2*slotSize)
+	return err
+}
+
+// aloneMark reports whether markAlone has been called.
+func aloneMark(f *os.File) bool {
+	b := []byte{0}
+	if f == nil {
+		return false
+	}
+	_, err := f.ReadAt(b, 2*slotSize)
+	return err == nil && b[0] == 1
+}

@@ -164,7 +164,12 @@ func (s *Server) caller(h http.Header) (account, error) {
 }
 
 // account returns the user of that name, or the default user if it is empty.
+//
+// In a bound guest all are the view's user.
 func (s *Server) account(name string) (account, error) {
+	if v := s.boundView(); v != nil {
+		return v.account, nil
+	}
 	if name == "" {
 		name = s.current().DefaultUser
 	}
@@ -205,6 +210,9 @@ func (s *Server) resolve(a account, path string) (string, error) {
 
 // startDir is where relative paths and processes without a directory start.
 func (s *Server) startDir(a account) string {
+	if v := s.boundView(); v != nil {
+		return v.dir
+	}
 	if d := s.current().DefaultWorkdir; d != "" {
 		return d
 	}

@@ -2,17 +2,14 @@ package sandbox
 
 import (
 	"archive/tar"
-	"bufio"
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"maps"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -21,8 +18,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
@@ -92,9 +87,6 @@ const (
 	// layerOverhead is how many bytes a layer may have beyond the size of the disk, for
 	// names and the headers of the archive.
 	layerOverhead = 256 << 20
-	// The frames of the guest's answer to a command, see package guest.
-	frameStdout, frameStderr, frameEnd = 'o', 'e', 'x'
-	maxFrame                           = 64 << 10 // bytes
 	// maxLine is the length in bytes at which a line of output is cut into several.
 	maxLine = 16 << 10
 )
@@ -165,10 +157,7 @@ func (f *Fleet) newBench(ctx context.Context, who auth.Principal, r BenchRequest
 	f.mu.Lock()
 	l.bench = b.end
 	f.mu.Unlock()
-	b.guest = &http.Client{Transport: &http.Transport{
-		DisableCompression: true, DisableKeepAlives: true, // each step is one request
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return f.network.Dial(ctx, s.ID, GuestPort) },
-	}}
+	b.guest = f.guestClient(s.ID)
 	timer := time.AfterFunc(r.Timeout, func() { b.end(fmt.Errorf("its time of %v was up", r.Timeout)) })
 	stopping := context.AfterFunc(f.background, func() { b.end(errors.New("the server is stopping")) }) //nolint:contextcheck // it lives as long as the bench
 	// Whoever has the bench may be slow: the server waits for this when it stops.
@@ -229,52 +218,23 @@ func (userError) Unwrap() error   { return ErrInvalid }
 // ask sends a request to the guest and returns its response, which is hostile. The caller
 // closes the response's body.
 func (b *Bench) ask(ctx context.Context, path string, query url.Values, body io.Reader) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest"+path+"?"+query.Encode(), body)
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set(ChannelHeader, b.fleet.ChannelKey(b.ID).Reveal())
-	resp, err := b.guest.Do(req)
-	if err != nil {
-		return nil, b.why(ctx, err)
-	}
-	if resp.StatusCode < 300 {
+	resp, err := b.fleet.stream(ctx, b.guest, b.ID, http.MethodPost, path, query, body)
+	var said *guestError
+	switch {
+	case err == nil:
 		return resp, nil
-	}
-	defer resp.Body.Close()
-	var said struct {
-		Message string `json:"message"`
-	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
-	if err == nil {
-		err = json.Unmarshal(text, &said)
-	}
-	if err != nil {
-		return nil, b.why(ctx, fmt.Errorf("the guest answers %d", resp.StatusCode))
-	}
-	message := printable(said.Message)
-	switch resp.StatusCode {
-	case http.StatusUnauthorized:
-		return nil, userError(message)
-	case http.StatusInsufficientStorage:
+	case !errors.As(err, &said) || said.message == "":
+		return nil, b.why(ctx, err)
+	case said.status == http.StatusUnauthorized:
+		return nil, userError(said.message)
+	case said.status == http.StatusInsufficientStorage:
 		return nil, fmt.Errorf("%w: the disk is full: the steps of a build may write %d MiB together", ErrInvalid, b.info.DiskMB)
-	case http.StatusBadRequest, http.StatusNotFound, http.StatusForbidden:
-		if message == ErrNoShell.Error() {
-			return nil, ErrNoShell
-		}
-		return nil, fmt.Errorf("%w: %s", ErrInvalid, message)
+	case said.message == ErrNoShell.Error():
+		return nil, ErrNoShell
+	case said.status == http.StatusBadRequest, said.status == http.StatusNotFound, said.status == http.StatusForbidden:
+		return nil, fmt.Errorf("%w: %s", ErrInvalid, said.message)
 	}
-	return nil, fmt.Errorf("the guest answers %d: %s", resp.StatusCode, message)
-}
-
-// printable returns a hostile text without control characters.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r == utf8.RuneError {
-			return '?'
-		}
-		return r
-	}, s)
+	return nil, err
 }
 
 // why returns the cause if ctx, from during, has ended. Otherwise it returns err.
@@ -369,38 +329,28 @@ func (b *Bench) Run(ctx context.Context, c Command, output func(stream, line str
 
 // readFrames reads the guest's response to a command until its end. It is hostile.
 func readFrames(r io.Reader, output func(stream, line string)) (code int, err error) {
-	in := bufio.NewReaderSize(r, 32<<10)
 	out, errs := lines{stream: "stdout", to: output}, lines{stream: "stderr", to: output}
-	buf := make([]byte, maxFrame)
-	for {
-		var head [5]byte
-		if _, err := io.ReadFull(in, head[:]); err != nil {
-			return 0, fmt.Errorf("the guest has ended before the command: %w", err)
-		}
-		n := binary.BigEndian.Uint32(head[1:])
-		if n > maxFrame {
-			return 0, errors.New("the guest's answer is malformed")
-		}
-		if _, err := io.ReadFull(in, buf[:n]); err != nil {
-			return 0, fmt.Errorf("the guest has ended before the command: %w", err)
-		}
-		switch head[0] {
+	last, err := eachFrame(r, func(kind byte, p []byte) error {
+		switch kind {
 		case frameStdout:
-			out.write(buf[:n])
+			out.write(p)
 		case frameStderr:
-			errs.write(buf[:n])
-		case frameEnd:
-			out.end()
-			errs.end()
-			var e struct {
-				Code int `json:"code"`
-			}
-			if err := json.Unmarshal(buf[:n], &e); err != nil {
-				return 0, errors.New("the guest's answer is malformed")
-			}
-			return e.Code, nil
+			errs.write(p)
 		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
 	}
+	out.end()
+	errs.end()
+	var e struct {
+		Code int `json:"code"`
+	}
+	if err := json.Unmarshal(last, &e); err != nil {
+		return 0, errMalformed
+	}
+	return e.Code, nil
 }
 
 // lines cuts a stream into lines.

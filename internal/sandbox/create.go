@@ -28,6 +28,16 @@ type Request struct {
 	Inbox    string            // ID of the inbox it may propose mail for, or empty
 	InboxKey auth.Secret       // credential that lets the sandbox read Inbox; empty means it cannot
 	Options  Options
+
+	// Contract is the contract that binds the sandbox, "name@sha256:…". Empty means none.
+	// A bound sandbox is reached by nobody before it is confined, see [Fleet.Confine].
+	Contract  string
+	CPUs      float64 // cores; 0 means the template's
+	MemoryMB  int64   // mebibytes; 0 means the template's
+	Processes int64   // processes and threads; 0 means the server's
+	// Prepare is called when the guest is initialised and before anybody else can reach
+	// the sandbox. Its error ends the creation. Nil means that there is nothing to do.
+	Prepare func(ctx context.Context, s Info) error
 }
 
 // A LoanError means that a sandbox cannot have the inbox key of the request.
@@ -80,6 +90,38 @@ func (f *Fleet) check(r Request) error {
 		}
 	}
 	return checkMap("envVars", r.EnvVars)
+}
+
+// checkContract checks what a contract may ask of a sandbox: no more than its template
+// has, and nothing that would make it boot again, which loses its view of files.
+func (f *Fleet) checkContract(r Request, base Base) error {
+	bad := func(format string, a ...any) error {
+		return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, a...))
+	}
+	cpus, memory := max(base.CPUs, f.conf.CPUs), max(base.MemoryMB, f.conf.MemoryMB)
+	switch {
+	case r.CPUs < 0 || r.CPUs > cpus:
+		return bad("limits.cpus is %v; a sandbox of this template has at most %v", r.CPUs, cpus)
+	case r.MemoryMB < 0 || r.MemoryMB > memory:
+		return bad("limits.memory is %d MiB; a sandbox of this template has at most %d", r.MemoryMB, memory)
+	case r.Processes < 0 || r.Processes > f.conf.Processes:
+		return bad("limits.processes is %d; a sandbox has at most %d", r.Processes, f.conf.Processes)
+	case r.Contract == "":
+		return nil
+	case len(r.Contract) > 256:
+		return bad("contract: its name and digest have more than 256 bytes")
+	case r.Prepare == nil:
+		return bad("contract: nothing would confine the sandbox")
+	case r.Options.FilesOnly:
+		return bad("autoPauseMemory: a sandbox that a contract binds keeps its memory in a pause")
+	case len(r.Options.Volumes) > 0:
+		return bad("volumeMounts: a sandbox that a contract binds has no volumes")
+	case r.Snapshot != "":
+		return bad("templateID: a sandbox that a contract binds starts from a template, not from a snapshot")
+	case r.InboxKey != "":
+		return bad("inbox key: a sandbox that a contract binds proposes mail and reads none")
+	}
+	return nil
 }
 
 // checkMap checks the limits of metadata and environments.
@@ -148,13 +190,17 @@ func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info
 	if err := f.db.View(ctx, func(tx *store.Tx) error { return f.rows.roomToRun(ctx, tx) }); err != nil {
 		return Info{}, fmt.Errorf("create sandbox: %w", err)
 	}
+	if err := f.checkContract(r, base); err != nil {
+		return Info{}, err
+	}
 	c := creation{
-		base: base, body: initBody{EnvVars: environment(r.EnvVars)}, inboxKey: r.InboxKey,
+		base: base, body: initBody{EnvVars: environment(r.EnvVars), still: r.Contract != ""}, inboxKey: r.InboxKey,
 		info: Info{
 			ID: newID(), Project: who.Project, Template: r.Template, Asked: or(r.Asked, r.Template), State: Creating, Metadata: r.Metadata, Inbox: r.Inbox, Egress: r.Egress,
 			Options: r.Options, Execution: newExecution(),
-			CPUs: base.CPUs, MemoryMB: base.MemoryMB, DiskMB: base.DiskMB, Started: time.Now(),
+			CPUs: or(r.CPUs, base.CPUs), MemoryMB: or(r.MemoryMB, base.MemoryMB), DiskMB: base.DiskMB, Started: time.Now(), Contract: r.Contract,
 		},
+		prepare: r.Prepare, processes: r.Processes,
 	}
 	switch {
 	case r.Snapshot != "":
@@ -167,6 +213,9 @@ func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info
 	case len(r.Options.Volumes) > 0:
 		// Boot. Memory can be restored only with the mounts that it was saved with,
 		// and neither the template's snapshot nor a pooled sandbox has volumes.
+	case c.info.CPUs != base.CPUs || c.info.MemoryMB != base.MemoryMB:
+		// The pool's sandboxes have the template's limits.
+		c.from = f.templates.source(r.Template, base)
 	default:
 		if c.warm = f.pool.take(base.Key, c.info.Asked); c.warm != nil {
 			c.info.ID = c.warm.live.id
@@ -196,13 +245,15 @@ func over(lower, env map[string]string) map[string]string {
 
 // A creation is a sandbox to be created, and what it is made from.
 type creation struct {
-	info     Info // in state Creating
-	base     Base
-	from     source       // if warm is nil
-	warm     *warmSandbox // a pooled sandbox, claimed; or nil
-	body     initBody
-	copyOf   string      // the sandbox whose environment is in body; empty means that the creator asked for it
-	inboxKey auth.Secret // lent to the sandbox; empty means none
+	info      Info // in state Creating
+	base      Base
+	from      source       // if warm is nil
+	warm      *warmSandbox // a pooled sandbox, claimed; or nil
+	body      initBody
+	copyOf    string                                  // the sandbox whose environment is in body; empty means that the creator asked for it
+	inboxKey  auth.Secret                             // lent to the sandbox; empty means none
+	prepare   func(ctx context.Context, s Info) error // see [Request.Prepare]; may be nil
+	processes int64                                   // see [Request.Processes]
 }
 
 // A source is what a sandbox is started from. The zero source is a boot.
@@ -250,6 +301,9 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, c creation) (
 	if err == nil {
 		err = f.bringUpNew(ctx, l, s, c)
 	}
+	if err == nil && c.prepare != nil {
+		err = f.prepare(ctx, l, s, c)
+	}
 	if err == nil && c.inboxKey != "" {
 		err = f.lend(ctx, who, s, c.inboxKey)
 	}
@@ -269,6 +323,26 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, c creation) (
 	}
 	f.setReady(l, true)
 	return s, nil
+}
+
+// prepare calls what the creator wants done before anybody can reach the sandbox.
+func (f *Fleet) prepare(ctx context.Context, l *liveSandbox, s Info, c creation) error {
+	ctx, done := f.untilDeath(ctx, l)
+	defer done()
+	f.mu.Lock()
+	l.processes = c.processes
+	f.mu.Unlock()
+	ctx, end := tracing.Begin(ctx, "prepare")
+	err := c.prepare(ctx, s)
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
+	}
+	end(err)
+	if err == nil {
+		// Nobody must reach a bound sandbox that is not confined.
+		err = f.stillConfined(ctx, s)
+	}
+	return err
 }
 
 // bringUpNew starts the machine's part of a new sandbox in the fastest way that

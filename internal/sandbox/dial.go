@@ -43,14 +43,22 @@ func (f *Fleet) newTransport() *http.Transport {
 func (f *Fleet) Transport() http.RoundTripper { return f.http }
 
 // Dial connects to a TCP port inside a running sandbox, also one that listens only
-// on the sandbox's loopback.
+// on the sandbox's loopback. Its error wraps [ErrBound] if a contract binds the sandbox and
+// the port is not the guest's.
 func (f *Fleet) Dial(ctx context.Context, id string, port uint16) (net.Conn, error) {
 	f.mu.Lock()
 	l := f.live[id]
 	ok := l != nil && l.ready
+	contract := ""
+	if ok {
+		contract = l.traffic.Contract
+	}
 	f.mu.Unlock()
 	if !ok {
 		return nil, fmt.Errorf("dial %s: %w", id, ErrNotFound)
+	}
+	if contract != "" && port != GuestPort {
+		return nil, fmt.Errorf("dial port %d of %s: %w: %s", port, id, ErrBound, contract)
 	}
 	return f.dialInside(ctx, id, port)
 }
@@ -198,7 +206,9 @@ func (f *Fleet) Wake(ctx context.Context, id string) error {
 		return err
 	}
 	if !s.Restart {
-		s.Ends = time.Now().Add(max(s.Options.Timeout, wakeTimeout))
+		if s.Ends, err = s.within(time.Now().Add(max(s.Options.Timeout, wakeTimeout))); err != nil {
+			return err
+		}
 	}
 	_, err = f.resume(ctx, l, system(s), s, false, "traffic")
 	if err != nil {

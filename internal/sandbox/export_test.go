@@ -25,8 +25,9 @@ func (f *Fleet) EndInVain(ctx context.Context, who auth.Principal, id string) er
 
 // FilterLayer and ReadFrames read what comes from a bench.
 var (
-	FilterLayer = filterLayer
-	ReadFrames  = readFrames
+	FilterLayer  = filterLayer
+	ReadFrames   = readFrames
+	ParseListing = parseListing
 )
 
 // RelieveDisk is one check of the disk.

@@ -170,6 +170,7 @@ func (f *Fleet) takeDown(ctx context.Context, l *liveSandbox) error {
 	f.network.Detach(l.id)
 	if f.conf.Keeper != nil {
 		f.conf.Keeper.Drop(l.id)
+		f.conf.Keeper.Drop(gateName(l.id))
 	}
 	// If something stays behind, the runtime still lists it, and the next Recover
 	// tries again.
@@ -308,12 +309,15 @@ func (f *Fleet) setTimeout(ctx context.Context, who auth.Principal, s Info, d ti
 	if s.State != Running {
 		return Info{}, fmt.Errorf("set timeout of %s: %w", s.ID, ErrPaused)
 	}
-	ends := time.Now().Add(max(d, 0))
+	ends, err := s.within(time.Now().Add(max(d, 0)))
+	if err != nil {
+		return Info{}, err
+	}
 	if extend && ends.Before(s.Ends) {
 		return s, nil
 	}
 	s.Ends = ends
-	err := f.rows.record(ctx, who, &s, change{
+	err = f.rows.record(ctx, who, &s, change{
 		from: []State{Running}, to: Running, verb: audit.SandboxTimeout, event: event.Updated, fields: audit.Fields{"ends": s.Ends.UTC().Format(time.RFC3339)},
 	})
 	return s, err
@@ -331,6 +335,9 @@ func (f *Fleet) SetEgress(ctx context.Context, who auth.Principal, id string, e 
 		return err
 	}
 	defer f.release(l)
+	if err := s.free("change of the network"); err != nil {
+		return err
+	}
 	old := s.Egress
 	e.Tokens, e.Secrets, e.Packages = old.Tokens, old.Secrets, old.Packages
 	if err := e.Validate(); err != nil {

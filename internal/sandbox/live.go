@@ -27,7 +27,10 @@ type liveSandbox struct {
 	since   time.Time               // when it was started
 	bench   context.CancelCauseFunc // ends it if it is a bench; else nil. Written once, with the claim
 	traffic Traffic                 // how its ports may be reached
-	run     context.CancelFunc      // stops the watch over the machine's part
+	// processes is the contract's limit on processes and threads; 0 means none of its own.
+	processes int64
+	watcher   *watcher           // of its commands; nil if a previous process started it
+	run       context.CancelFunc // stops the watch over the machine's part
 
 	// Written by the watch under Fleet.mu, when the sandbox has ended unasked.
 	dead    bool
@@ -152,6 +155,13 @@ func (f *Fleet) setReady(l *liveSandbox, ready bool) {
 	l.ready = ready
 }
 
+// trafficOf returns how the ports of a sandbox may be reached.
+func trafficOf(s Info) Traffic {
+	t := s.Options.Traffic
+	t.Contract = s.Contract
+	return t
+}
+
 // Traffic returns how the ports of a sandbox may be reached, also of a paused one.
 // It returns false for a sandbox that has ended.
 func (f *Fleet) Traffic(id string) (Traffic, bool) {
@@ -165,7 +175,7 @@ func (f *Fleet) Traffic(id string) (Traffic, bool) {
 	if err != nil || !slices.Contains(alive, s.State) {
 		return Traffic{}, false
 	}
-	t := s.Options.Traffic
+	t := trafficOf(s)
 	t.Asleep = s.State == Paused && !s.Restart
 	return t, true
 }

@@ -38,6 +38,11 @@ func (f *Fleet) Pause(ctx context.Context, who auth.Principal, id string, filesO
 	if s.State != Running {
 		return fmt.Errorf("pause %s: %w", id, ErrPaused)
 	}
+	if filesOnly {
+		if err := s.free("pause without memory"); err != nil {
+			return err
+		}
+	}
 	return f.pause(ctx, l, who, s, filesOnly, "asked for")
 }
 
@@ -158,13 +163,25 @@ func (f *Fleet) Connect(ctx context.Context, who auth.Principal, id string, r Co
 		return Info{}, false, err
 	}
 	defer f.release(l)
+	if r.Reboot {
+		if err := s.free("reboot"); err != nil {
+			return Info{}, false, err
+		}
+	}
+	if r.InboxKey != "" {
+		if err := s.free("loan of an inbox"); err != nil {
+			return Info{}, false, err
+		}
+	}
 	if s.State == Running && r.Resume {
 		return Info{}, false, fmt.Errorf("sandbox %s %w", id, ErrRunning)
 	}
 	if s.State == Running {
 		s, err = f.setTimeout(ctx, who, s, r.Timeout, true)
 	} else {
-		s.Ends = time.Now().Add(r.Timeout)
+		if s.Ends, err = s.within(time.Now().Add(r.Timeout)); err != nil {
+			return Info{}, false, err
+		}
 		s, err = f.resume(ctx, l, who, s, r.Reboot, "asked for")
 		resumed = true
 	}
@@ -195,11 +212,17 @@ func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, 
 	if err == nil {
 		from, body, err = f.savedSource(s)
 	}
+	if err == nil && (from.files || reboot) {
+		err = s.free("boot") // its view of files would be lost
+	}
 	if err == nil {
 		err = f.bringUp(ctx, l, s, base, from, body)
 	}
 	if err == nil && reboot && !from.files {
 		err = f.reboot(ctx, l, s, base)
+	}
+	if err == nil {
+		err = f.stillConfined(ctx, s)
 	}
 	if err != nil {
 		ctx := context.WithoutCancel(ctx)

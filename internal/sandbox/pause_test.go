@@ -57,6 +57,36 @@ func (f *fixture) state(id string) sandbox.State {
 	return s.State
 }
 
+// TestLifeHasALimit: neither a new timeout nor a pause makes a sandbox live longer than it
+// may.
+func TestLifeHasALimit(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	ctx := t.Context()
+	s := f.create(sandbox.Request{Options: sandbox.Options{Timeout: time.Minute, Most: 2 * time.Minute}})
+	last := s.Started.Add(2 * time.Minute)
+	for _, extend := range []bool{true, false} {
+		if i, err := f.fleet.SetTimeout(ctx, f.who, s.ID, time.Hour, extend); err != nil || i.Ends.After(last) {
+			t.Errorf("extended to %s, %v; want at most %s", i.Ends, err, last)
+		}
+	}
+	if i, _, err := f.fleet.Connect(ctx, f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Hour}); err != nil || i.Ends.After(last) {
+		t.Errorf("connected until %s, %v", i.Ends, err)
+	}
+	if err := f.fleet.Pause(ctx, f.who, s.ID, false); err != nil {
+		t.Fatal(err)
+	}
+	if i, _, err := f.fleet.Connect(ctx, f.who, s.ID, sandbox.ConnectRequest{Timeout: time.Hour}); err != nil || i.Ends.After(last) {
+		t.Errorf("resumed until %s, %v", i.Ends, err)
+	}
+	short := f.create(sandbox.Request{Options: sandbox.Options{Timeout: time.Minute, Most: time.Millisecond}})
+	if err := f.fleet.Pause(ctx, f.who, short.ID, false); err != nil {
+		t.Fatal(err)
+	}
+	if i, _, err := f.fleet.Connect(ctx, f.who, short.ID, sandbox.ConnectRequest{Timeout: time.Hour}); !errors.Is(err, sandbox.ErrBound) {
+		t.Errorf("resumed past its time, until %s: %v", i.Ends, err)
+	}
+}
+
 func TestPauseAndResumeKeepTheSandbox(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
@@ -450,7 +480,7 @@ func TestRecoverTakesBackRunningSandboxes(t *testing.T) {
 		if left, _ := f.runtime.List(ctx); !slices.Equal(left, []string{alive.ID}) {
 			t.Errorf("left on the machine: %v", left)
 		}
-		if all, _ := k.All(ctx); len(all) != 1 {
+		if all, _ := k.All(ctx); len(all) != 2 || all[alive.ID] == nil || all["exec-"+alive.ID] == nil { // its link and its gate
 			t.Errorf("kept: %v", all)
 		}
 		if _, _, err := f.fleet.Connect(ctx, f.who, paused.ID, sandbox.ConnectRequest{Timeout: time.Minute}); err != nil {

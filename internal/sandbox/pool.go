@@ -98,7 +98,8 @@ func (f *Fleet) handOver(ctx context.Context, l *liveSandbox, s Info, base Base,
 	defer done()
 	defer f.prepared.begin()()
 	f.mu.Lock()
-	l.since, l.traffic = time.Now(), s.Options.Traffic
+	l.since, l.traffic = time.Now(), trafficOf(s)
+	l.watcher.belong(s) // before its owner can run anything
 	f.mu.Unlock()
 	// The network rules come first. No code of the new owner runs before the guest
 	// has been initialised.

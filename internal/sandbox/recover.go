@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -43,9 +44,9 @@ func (f *Fleet) Recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for id := range links {
-		if !on[id] {
-			f.conf.Keeper.Drop(id)
+	for name := range links {
+		if !on[strings.TrimPrefix(name, gateName(""))] {
+			f.conf.Keeper.Drop(name)
 		}
 	}
 	for _, id := range left {
@@ -81,7 +82,7 @@ func (f *Fleet) recoverRows(ctx context.Context, rows []Info, left []string, lin
 	g.SetLimit(recoverWorkers)
 	for _, s := range rows {
 		g.Go(func() error {
-			running, saved, err := f.recoverOne(ctx, s, slices.Contains(left, s.ID), links[s.ID])
+			running, saved, err := f.recoverOne(ctx, s, slices.Contains(left, s.ID), links[s.ID], links[gateName(s.ID)])
 			mu.Lock()
 			on[s.ID], keep[saved] = running, true
 			mu.Unlock()
@@ -97,7 +98,7 @@ func (f *Fleet) recoverRows(ctx context.Context, rows []Info, left []string, lin
 // recoverOne decides what becomes of a sandbox whose row does not say that it has
 // ended. It returns whether the sandbox runs, and the name of the snapshot that it
 // needs.
-func (f *Fleet) recoverOne(ctx context.Context, s Info, left bool, link *os.File) (running bool, saved string, err error) {
+func (f *Fleet) recoverOne(ctx context.Context, s Info, left bool, link, gate *os.File) (running bool, saved string, err error) {
 	_, noSnapshot := os.Stat(f.dir(s.saved))
 	frozen := s.saved != "" && noSnapshot == nil
 	reason := "the server ended without ending it; it was removed at the next start"
@@ -116,7 +117,7 @@ func (f *Fleet) recoverOne(ctx context.Context, s Info, left bool, link *os.File
 		}
 		fallthrough
 	case Running:
-		if why := f.adopt(ctx, s, left, link); why == "" {
+		if why := f.adopt(ctx, s, left, link, gate); why == "" {
 			s.saved = ""
 			return true, "", f.rows.record(ctx, system(s), &s, change{from: []State{s.State}, to: Running, verb: audit.SandboxRecovered})
 		} else if link != nil || left {
@@ -139,7 +140,7 @@ const adoptTimeout = 10 * time.Second
 
 // adopt takes back a sandbox that a previous process started. It returns why that
 // is not possible, or the empty string.
-func (f *Fleet) adopt(ctx context.Context, s Info, left bool, link *os.File) (why string) {
+func (f *Fleet) adopt(ctx context.Context, s Info, left bool, link, gate *os.File) (why string) {
 	if left {
 		_, err := f.runtime.Usage(ctx, s.ID)
 		left = !errors.Is(err, ErrNotFound)
@@ -163,20 +164,36 @@ func (f *Fleet) adopt(ctx context.Context, s Info, left bool, link *os.File) (wh
 	ctx, done := f.untilDeath(ctx, l)
 	defer done()
 	f.mu.Lock()
-	l.up, l.since, l.mounted, l.traffic = true, s.Started, len(s.Options.Volumes) > 0, s.Options.Traffic
+	l.up, l.since, l.mounted, l.traffic = true, s.Started, len(s.Options.Volumes) > 0, trafficOf(s)
 	f.mu.Unlock()
 	f.watch(l) //nolint:contextcheck // the watch lives as long as the sandbox
-	if _, err := f.askGuest(ctx, s.ID, f.ChannelKey(s.ID), http.MethodGet, "/envs", nil, http.StatusOK); err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
+	// Its guest may be waiting to start a program.
+	why = f.adoptGate(ctx, s, gate)
+	if why == "" {
+		why = f.askAdopted(ctx, s)
+	}
+	if why != "" {
 		f.mu.Lock() // Recover removes what runs
 		l.run()
 		l.up = false
 		f.mu.Unlock()
 		f.network.Detach(s.ID)
-		return fmt.Sprintf("it did not answer: %v", err)
+		return why
 	}
 	f.setReady(l, true)
+	return ""
+}
+
+// askAdopted asks the guest of a recovered sandbox whether it works, and returns why not.
+func (f *Fleet) askAdopted(ctx context.Context, s Info) (why string) {
+	if _, err := f.askGuest(ctx, s.ID, f.ChannelKey(s.ID), http.MethodGet, "/envs", nil, http.StatusOK); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return fmt.Sprintf("it did not answer: %v", err)
+	}
+	if err := f.stillConfined(ctx, s); err != nil {
+		return err.Error()
+	}
 	return ""
 }

@@ -43,6 +43,7 @@ type Options struct {
 	AutoResume bool          `json:"auto_resume"` // traffic to a port resumes it
 	Traffic    Traffic       `json:"traffic"`
 	Volumes    []VolumeMount `json:"volumes,omitempty"`
+	Most       time.Duration `json:"most,omitempty"`  // it ends no later than so long after its creation, whoever asks and however often it is paused; 0: no such limit
 	Owner      string        `json:"owner,omitempty"` // [OwnerOf] whom it was created for to work in, and ends when idle for Timeout; empty means nobody
 }
 
@@ -53,8 +54,10 @@ type Traffic struct {
 	MaskHost   string   `json:"mask_host,omitempty"`   // Host header that services see, with ${PORT} replaced; empty means the client's
 	HTTPSPorts []uint16 `json:"https_ports,omitempty"` // ports whose services speak TLS
 	MCP        bool     `json:"mcp,omitempty"`         // the port of the MCP gateway takes nothing but the Model Context Protocol
+	Closed     bool     `json:"closed,omitempty"`      // nobody but this server reaches it: it is a run's
 
-	Asleep bool `json:"-"` // the sandbox is paused; only [Fleet.Traffic] sets it
+	Asleep   bool   `json:"-"` // the sandbox is paused; only [Fleet.Traffic] sets it
+	Contract string `json:"-"` // the contract that binds the sandbox: only processes may be reached; only [Fleet.Traffic] sets it
 }
 
 // A VolumeMount asks for a volume of the project to be mounted in a sandbox.
@@ -84,6 +87,7 @@ type Info struct {
 	PausedAt  time.Time // zero unless it is paused
 	Ended     time.Time // zero while it lives
 	Restart   bool      // frozen by a stop of the server, to be resumed at the next start
+	Contract  string    // the contract that binds it, "name@sha256:…"; empty means none
 
 	bench bool   // it is a bench and has no row
 	saved string // name of the snapshot to resume from; empty unless it is paused or changing
@@ -94,6 +98,20 @@ func (s *Info) Principal() auth.Principal {
 	return auth.Principal{Kind: auth.Sandbox, ID: s.ID, Project: s.Project, Inbox: s.Inbox, Template: s.Template, Bench: s.bench}
 }
 
+// within returns an end of the sandbox's lifetime that its limit allows. Its error wraps
+// [ErrBound] if that time is over. The attack: whoever may use a sandbox that a contract
+// binds extends its life, or pauses and resumes it, past the contract's time.
+func (s *Info) within(ends time.Time) (time.Time, error) {
+	last := s.Started.Add(s.Options.Most)
+	if s.Options.Most <= 0 || !ends.After(last) {
+		return ends, nil
+	}
+	if !time.Now().Before(last) {
+		return ends, fmt.Errorf("%w: %s: its time of %s is over", ErrBound, s.Contract, s.Options.Most)
+	}
+	return last, nil
+}
+
 // end sets the fields of a sandbox that has ended, and drops what only a living one
 // needs.
 func (s *Info) end(reason string) {
@@ -101,7 +119,7 @@ func (s *Info) end(reason string) {
 }
 
 const columns = `id, project_id, template, asked, state, reason, metadata, inbox_id, egress, options, execution, cpus, memory_mb, disk_mb, ` +
-	`started_at, ends_at, paused_at, ended_at, restart, saved`
+	`started_at, ends_at, paused_at, ended_at, restart, saved, contract`
 
 // scan reads a row with the given columns.
 func scan(row func(...any) error) (Info, error) {
@@ -109,7 +127,7 @@ func scan(row func(...any) error) (Info, error) {
 	var metadata, egress, options string
 	var cpus, started, ends, paused, ended, restart int64
 	err := row(&s.ID, &s.Project, &s.Template, &s.Asked, &s.State, &s.Reason, &metadata, &s.Inbox, &egress, &options, &s.Execution, &cpus, &s.MemoryMB, &s.DiskMB,
-		&started, &ends, &paused, &ended, &restart, &s.saved)
+		&started, &ends, &paused, &ended, &restart, &s.saved, &s.Contract)
 	if err != nil {
 		return Info{}, err
 	}
@@ -139,9 +157,13 @@ func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error
 		return err
 	}
 	return g.db.Update(ctx, func(tx *store.Tx) error {
-		err := audit.Append(ctx, tx, who, audit.SandboxCreate, s.ID, audit.Fields{
+		fields := audit.Fields{
 			"template": s.Template, "asked": or(s.Asked, s.Template), "inbox": s.Inbox, "egress": string(redacted), "metadata": string(metadata), "options": string(options),
-		})
+		}
+		if s.Contract != "" {
+			fields["contract"] = s.Contract
+		}
+		err := audit.Append(ctx, tx, who, audit.SandboxCreate, s.ID, fields)
 		if err != nil {
 			return err
 		}
@@ -160,9 +182,9 @@ func (g *registry) insert(ctx context.Context, who auth.Principal, s Info) error
 			}
 		}
 		_, err = tx.ExecContext(ctx, `insert into sandbox (`+columns+`, server_id)
-			values ($1, $2, $3, $4, $5, '', $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, 0, 0, '', $16)`,
+			values ($1, $2, $3, $4, $5, '', $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, 0, 0, '', $16, $17)`,
 			s.ID, s.Project, s.Template, or(s.Asked, s.Template), s.State, string(metadata), s.Inbox, string(egress), string(options), s.Execution, int64(s.CPUs*1000), s.MemoryMB, s.DiskMB,
-			store.Time(s.Started), store.Time(s.Ends), g.conf.Server)
+			store.Time(s.Started), store.Time(s.Ends), s.Contract, g.conf.Server)
 		if err != nil {
 			return fmt.Errorf("insert sandbox: %w", err)
 		}

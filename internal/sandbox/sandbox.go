@@ -112,6 +112,9 @@ type Spec struct {
 	// Link is the sandbox's end of its only network link, from [Network.Attach].
 	// Start takes ownership and closes it, also if it fails.
 	Link *os.File
+	// Watch judges each program before it is started in the sandbox, also by the guest,
+	// and hears of more, if the runtime is a [Gatekeeper]. Nil allows everything.
+	Watch Watcher
 }
 
 // An Image is a root file system in EROFS images: files of the host that no sandbox can
@@ -186,6 +189,7 @@ type Runtime interface {
 	//   - "stopped" after Stop, "saved" after Save without Keep
 	//   - "out of memory"
 	//   - "killed": somebody else ended the sandbox's kernel
+	//   - "the record of its commands was lost", see [Gatekeeper]
 	//   - "the guest exited with status 7", "the guest was killed by signal 9"
 	//   - "ended": another process of this program started it, so the reason is unknown
 	//
@@ -217,6 +221,13 @@ type Examiner interface {
 	// the file's name. It takes a few seconds at most and returns what it has found
 	// by then. The content comes from the sandbox and cannot be trusted.
 	Examine(ctx context.Context, id string) (summary, file string)
+}
+
+// A Searcher is a [Runtime] that can look for what a sandbox left on the machine.
+type Searcher interface {
+	// Search looks at the machine for everything that Stop removes, without relying on
+	// what Stop has said. What cannot be looked for is not gone.
+	Search(ctx context.Context, id string) []Trace
 }
 
 // A Layerer is a [Runtime] that can read what a sandbox has written.

@@ -52,6 +52,9 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 	if s.State != Running {
 		return Snapshot{}, fmt.Errorf("snapshot of %s: %w", id, ErrPaused)
 	}
+	if err := s.free("snapshot"); err != nil {
+		return Snapshot{}, err
+	}
 	n := Snapshot{
 		ID: "s" + random(), Project: s.Project, Sandbox: s.ID, Template: s.Template, Name: name, Created: time.Now().UTC().Truncate(time.Microsecond),
 		cpus: s.CPUs, memoryMB: s.MemoryMB, diskMB: s.DiskMB,
@@ -244,6 +247,9 @@ func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name strin
 	defer f.release(l)
 	if s.State != Running {
 		return Info{}, Base{}, body, fmt.Errorf("fork %s: %w", id, ErrPaused)
+	}
+	if err := s.free("fork"); err != nil {
+		return Info{}, Base{}, body, err
 	}
 	// The limit is checked again for each copy. Here it saves writing the memory to
 	// disk for nothing.

@@ -119,7 +119,10 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 		f.prepared.use(spec)
 	}
 	f.mu.Lock()
-	l.up, l.since, l.mounted, l.traffic = true, time.Now(), len(s.Options.Volumes) > 0, s.Options.Traffic
+	l.up, l.since, l.mounted, l.traffic = true, time.Now(), len(s.Options.Volumes) > 0, trafficOf(s)
+	l.watcher = &watcher{commands: f.conf.Commands}
+	l.watcher.belong(s)
+	spec.Watch = l.watcher
 	f.mu.Unlock()
 	var mounts []Mount
 	for _, v := range s.Options.Volumes {
@@ -161,6 +164,9 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 	}
 	if kerr := <-kept; err == nil {
 		err = kerr
+	}
+	if err == nil && !s.bench {
+		err = f.keepGate(ctx, s.ID)
 	}
 	if err != nil {
 		return err

@@ -111,11 +111,13 @@ type Runtime struct {
 	starting chan struct{}  // semaphore of starts in progress
 	waiting  chan *launcher // launchers for the next starts
 	joined   joinedImages
+	buffers  sync.Pool // of *[launch.MaxEvent]byte, of the gates
 
 	preparing sync.Mutex // held by Prepare
 
 	mu       sync.Mutex
 	all      map[string]*instance // by sandbox ID; from Start until Stop
+	removed  map[string]removed   // by sandbox ID; the last ones that were removed
 	started  map[[2]uint64]int    // number of starts per snapshot, by its directory's device and inode
 	prepared []*prepared          // that wait for a claim, oldest first
 }
@@ -201,6 +203,7 @@ func New(log *slog.Logger, conf Config) (*Runtime, error) {
 		waiting: make(chan *launcher, conf.Launchers),
 	}
 	cg.name = r.name
+	r.buffers.New = newGateBuffer
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	if err := r.removeUnclaimed(ctx); err != nil {
@@ -240,11 +243,15 @@ func (r *Runtime) Start(ctx context.Context, s sandbox.Spec) error {
 	r.mu.Unlock()
 
 	made, err := r.start(ctx, i, s, rootfs)
+	if err == nil {
+		err = i.gate.greet(ctx)
+	}
 	if err == nil && ctx.Err() != nil { // stopped at the last moment
 		err = context.Cause(ctx)
 	}
 	if err == nil {
 		go i.watch(r) //nolint:gosec,contextcheck // the watch lives as long as the sandbox, not as the request
+		go i.watchGate(r, i.gate)
 		close(i.started)
 		go r.await()
 		return nil
@@ -306,7 +313,8 @@ func (r *Runtime) start(ctx context.Context, i *instance, s sandbox.Spec, rootfs
 				return true, err
 			}
 			i.unfollowLog()
-			p = nil
+			p.gate.close()
+			i.gate, p = nil, nil
 		}
 	}
 	if p == nil {
@@ -357,6 +365,13 @@ func (r *Runtime) startNew(ctx context.Context, i *instance, s sandbox.Spec, roo
 		return "", err
 	}
 	defer release()
+	g, theirs, err := r.newGate(s.Watch) //nolint:contextcheck // it lives as long as the sandbox
+	if err != nil {
+		return "", err
+	}
+	defer theirs.Close()
+	i.gate, order.Gate = g, true
+	files = append(files, theirs)
 	return r.launch(ctx, order, files, func(reply launch.Reply) error {
 		trace(ctx, reply)
 		return i.take(reply)
@@ -414,6 +429,7 @@ func (r *Runtime) Stop(ctx context.Context, id string) error {
 // removed last: as long as anything is left, List finds it.
 func (r *Runtime) remove(ctx context.Context, id string) error {
 	name := r.name(id)
+	r.remember(id, name)
 	if err := r.cgroups.kill(ctx, name); err != nil {
 		return err
 	}

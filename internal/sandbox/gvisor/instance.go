@@ -33,6 +33,9 @@ type instance struct {
 	log     *os.File
 	output  func(id string) io.WriteCloser // second destination of the guest's output; may be nil
 
+	// Set before started is closed, if this process started the sandbox, or once under mu.
+	gate *gate // nil if there is none
+
 	mu     sync.Mutex
 	asked  string // reason of an end that was requested
 	reason string // final once ended is closed
@@ -92,6 +95,9 @@ func (i *instance) end(reason string) {
 	}
 	if i.log != nil {
 		i.log.Close()
+	}
+	if i.gate != nil {
+		i.gate.close()
 	}
 	close(i.ended)
 }

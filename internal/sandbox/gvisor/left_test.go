@@ -140,9 +140,23 @@ func childMain() {
 	}
 	fmt.Println("starting")
 	err = r.Start(context.Background(), s)
+	if err == nil {
+		err = keepGate(r, s.ID)
+	}
 	fmt.Println("started", err)
 	time.Sleep(10 * time.Minute)
 	os.Exit(0)
+}
+
+// keepGate sends a duplicate of a sandbox's gate to the test, which does not receive it:
+// it lies in its socket, as it would be held by a keeper.
+func keepGate(r *Runtime, id string) error {
+	g, err := r.Gate(id)
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	return unix.Sendmsg(3, []byte{0}, unix.UnixRights(int(g.Fd())), nil, 0)
 }
 
 // killedServer runs childMain and kills it at a moment that until decides.
@@ -169,6 +183,14 @@ func killedServerFrom(t *testing.T, state, id, from string, until func(said *buf
 	if err != nil {
 		t.Fatal(err)
 	}
+	keeper, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(keeper[0]) })
+	theirs := os.NewFile(uintptr(keeper[1]), "keeper")
+	defer theirs.Close()
+	c.ExtraFiles = []*os.File{theirs}
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -36,6 +36,7 @@ type prepared struct {
 	name    string
 	like    shape
 	l       *launcher
+	gate    *gate         // judged by nobody: nothing runs yet
 	watched chan struct{} // closed when watch has returned
 	died    bool          // set before watched is closed
 }
@@ -171,10 +172,20 @@ func (r *Runtime) prepare(ctx context.Context, s sandbox.Spec, like shape) (_ *p
 		return nil, err
 	}
 	defer release()
+	g, theirs, err := r.newGate(nil) //nolint:contextcheck // it lives as long as the sandbox
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	p.gate, order.Gate = g, true
+	files = append(files, theirs)
 	if err := p.l.tell(ctx, order, files...); err != nil {
 		return nil, err
 	}
 	if _, err := p.l.hear(ctx); err != nil {
+		return nil, err
+	}
+	if err := g.greet(ctx); err != nil {
 		return nil, err
 	}
 	if !stop() {
@@ -215,6 +226,9 @@ func (p *prepared) hush() {
 func (r *Runtime) dismiss(ctx context.Context, p *prepared) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
+	if p.gate != nil {
+		p.gate.close()
+	}
 	if p.l != nil {
 		_ = p.l.dismiss() // it reports an error, since it had no order
 	}
@@ -262,6 +276,8 @@ func (r *Runtime) startPrepared(ctx context.Context, i *instance, p *prepared, s
 	if err := i.followLog(r.dir(s.ID)); err != nil {
 		return "", fmt.Errorf("%w: %w", errNotTold, err)
 	}
+	i.gate = p.gate
+	i.gate.judgedBy(s.Watch)
 	order.Claim, order.Hostname = true, s.Hostname
 	if err := p.l.tell(ctx, order, s.Link, from); err != nil {
 		return "", err

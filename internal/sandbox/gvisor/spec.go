@@ -33,19 +33,20 @@ func overheadMB(processes int64) int64 { return 96 + processes }
 //
 //	NET_RAW   forged packets; the wall must know the source of each packet
 //	MKNOD     devices
-//	SYS_CHROOT, SETFCAP, AUDIT_WRITE   programs of agents do not need them, and
-//	          they would make more of the sentry reachable
+//	SETFCAP, AUDIT_WRITE   programs of agents do not need them, and they would make more
+//	          of the sentry reachable
 //
-// SYS_RESOURCE is only for the guest, which is then exempt from the limit on
+// SYS_ADMIN and SYS_CHROOT are only for the guest, which mounts the view of a sandbox that
+// a contract binds. SYS_RESOURCE is only for the guest, which is then exempt from the limit on
 // processes. Go's runtime ends a program that cannot start another thread, so a
-// fork bomb of root would otherwise end the guest. SETPCAP lets the guest remove
-// both from the bounding set of everything that it starts, including sudo.
+// fork bomb of root would otherwise end the guest. SETPCAP lets the guest remove these
+// and itself from the bounding set of everything that it starts, including sudo.
 //
 // All of them apply to the sandbox's own kernel, and none to the host.
 var capabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
 	"CAP_SETGID", "CAP_SETUID", "CAP_NET_BIND_SERVICE",
-	"CAP_SYS_RESOURCE", "CAP_SETPCAP",
+	"CAP_SYS_RESOURCE", "CAP_SETPCAP", "CAP_SYS_ADMIN", "CAP_SYS_CHROOT",
 }
 
 var idPattern = regexp.MustCompile(`^i[a-z0-9]{20}$`)

@@ -21,7 +21,7 @@ import (
 )
 
 // withBusybox adds a shell to a root file system, as Alpine has it.
-func withBusybox(t *testing.T, dir string) string {
+func withBusybox(t testing.TB, dir string) string {
 	t.Helper()
 	path, err := exec.LookPath("busybox")
 	if err != nil {

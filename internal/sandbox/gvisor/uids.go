@@ -237,6 +237,14 @@ func (s *ids) give(sandbox string) error {
 	return nil
 }
 
+// has returns the ID of a sandbox.
+func (s *ids) has(sandbox string) (uint32, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, ok := s.have[sandbox]
+	return id, ok
+}
+
 // read notes which sandboxes of the state directory have an ID.
 func (s *ids) read() error {
 	es, err := os.ReadDir(s.dir)

@@ -87,7 +87,8 @@ type Order struct {
 	From    Kind     // kind of the snapshot in the third file; empty means a boot without one
 	Direct  bool     // read the snapshot's pages without the page cache
 	Image   bool     // the root file system is an image
-	Joined  bool     // and the last file is that image, see [postern/internal/erofs.WriteJoined]
+	Joined  bool     // and the next file is that image, see [postern/internal/erofs.WriteJoined]
+	Gate    bool     // the last file is the sandbox's end of its gate, see [Event]
 	Cover   bool     // overlay the root file system, so that mount points can be created
 	User    uint32   // user and group id of the host that the sandbox runs as
 	Link    Link
@@ -98,8 +99,8 @@ type Order struct {
 	Hostname       string // of a second order
 }
 
-// Files returns how many files come with the order: the link, the output, the snapshot
-// and the image, as far as it needs them.
+// Files returns how many files come with the order: the link, the output, the snapshot,
+// the image and the gate, as far as it needs them.
 func (o Order) Files() int {
 	n := 3
 	switch {
@@ -109,6 +110,9 @@ func (o Order) Files() int {
 		n = 2
 	}
 	if o.Joined {
+		n++
+	}
+	if o.Gate {
 		n++
 	}
 	return n

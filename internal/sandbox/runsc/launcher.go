@@ -75,7 +75,7 @@ func say(s *os.File, reply launch.Reply) error {
 
 // readOrder reads an order and its files.
 func readOrder(s *os.File) (order launch.Order, files []*os.File, err error) {
-	b, rights := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(3*4))
+	b, rights := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(5*4))
 	n, m, _, _, err := unix.Recvmsg(int(s.Fd()), b, rights, unix.MSG_CMSG_CLOEXEC)
 	if err != nil {
 		return order, nil, fmt.Errorf("receive: %w", err)
@@ -123,6 +123,10 @@ func serveLaunch(s *os.File) (r launch.Reply) {
 	// gVisor gets the snapshot as a number only. Without this the file would be
 	// collected, and closed, while gVisor reads it.
 	defer func() { runtime.KeepAlive(files) }()
+	var gate *os.File
+	if order.Gate {
+		gate, files = files[len(files)-1], files[:len(files)-1]
+	}
 	var link *os.File
 	out := files[0]
 	if !order.Prepare {
@@ -153,6 +157,13 @@ func serveLaunch(s *os.File) (r launch.Reply) {
 	conf, err := launch.Configure(append(order.Flags, fmt.Sprintf("--root=/proc/self/fd/%d", dir.Fd())))
 	if err != nil {
 		return fail("configure gVisor", err)
+	}
+	if gate != nil {
+		release, err := donateGate(conf, gate)
+		if err != nil {
+			return fail("hand over gate", err)
+		}
+		defer release()
 	}
 	b, err := os.ReadFile(filepath.Join(order.Dir, "config.json"))
 	if err != nil {

@@ -48,6 +48,7 @@ func Main() {
 			os.Exit(1) // nobody reads its stderr
 		}
 		skipTracePoints()
+		registerGate()
 		os.Args = sentryArgs(os.Args)
 	case launch.Gofer:
 		if err := leaveRoot(); err != nil {

@@ -38,5 +38,6 @@ func keepProcessors() {
 var tracePoints sync.Once
 
 // skipTracePoints prevents that gVisor describes all of its points for tracing,
-// which takes 3 ms. Nothing of ours traces, and a sentry without them refuses to.
+// which takes 3 ms. The gate names its points by their numbers, and nothing else of ours
+// traces.
 func skipTracePoints() { tracePoints.Do(func() {}) }

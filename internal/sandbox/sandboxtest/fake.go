@@ -39,6 +39,8 @@ type fakeSandbox struct {
 	state  fakeState
 	ended  chan struct{}
 	reason string // final once ended is closed
+
+	observed sandbox.Observed
 }
 
 // A fakeState is the content of a Fake's snapshot.

@@ -1,0 +1,434 @@
+package guest
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+
+	"postern/internal/guest/processpb"
+)
+
+// The routes below /run are for the host alone. They bind the sandbox to a contract, put
+// inputs in, run commands and read what these have written.
+//
+// A bound guest starts processes in its view and nowhere else, whoever asks, and refuses
+// everything that reads or writes files or reaches ports. It stays bound for the rest of
+// its life: the contract is part of its settings, which a restarted server of this program
+// reads, and which a snapshot has. A restarted server has lost the view and starts nothing.
+
+// bound is whether the guest is bound, and the view then.
+type bound struct {
+	mu        sync.RWMutex // held for reading while a process is started
+	view      *view        // nil if there is none
+	processes int64        // the contract's limit; 0 means none
+	memory    atomic.Int64 // the contract's limit in bytes; 0 means none
+}
+
+// boundError is why a bound guest refuses a request. The text names the contract.
+type boundError string
+
+func (e boundError) Error() string {
+	return fmt.Sprintf("the sandbox is bound by contract %s; files leave as artifacts of the run", string(e))
+}
+
+// errNoView is the answer of a bound guest that has lost its view.
+var errNoView = errors.New("the sandbox is bound by a contract and has no view of files (any more); end it")
+
+// viewLocked returns the view, or nil in a sandbox without a contract. The caller holds
+// s.bound.mu.
+func (s *Server) viewLocked() (*view, error) {
+	if s.current().Contract == "" {
+		return nil, nil
+	}
+	if s.bound.view == nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoView)
+	}
+	return s.bound.view, nil
+}
+
+// confined returns the view. Its error says that there is none.
+func (s *Server) confined() (*view, error) {
+	s.bound.mu.RLock()
+	defer s.bound.mu.RUnlock()
+	if s.bound.view == nil {
+		return nil, &statusError{http.StatusConflict, errors.New("the sandbox is not confined")}
+	}
+	return s.bound.view, nil
+}
+
+// boundView returns the view, or nil if there is none.
+func (s *Server) boundView() *view {
+	s.bound.mu.RLock()
+	defer s.bound.mu.RUnlock()
+	return s.bound.view
+}
+
+// unlessBound refuses the requests of h in a bound guest.
+func (s *Server) unlessBound(h http.Handler) http.Handler {
+	rpc := connect.NewErrorWriter()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch contract := s.current().Contract; {
+		case contract == "":
+			h.ServeHTTP(w, r)
+		case rpc.IsSupported(r):
+			_ = rpc.Write(w, r, connect.NewError(connect.CodePermissionDenied, boundError(contract)))
+		default:
+			w.Header().Set("Connection", "close") // the body is not read
+			writeError(w, http.StatusForbidden, boundError(contract).Error())
+		}
+	})
+}
+
+// maxRunRequest bounds the bodies of requests below /run, but for files, in bytes.
+const maxRunRequest = 2 << 20
+
+func readRunRequest(w http.ResponseWriter, r *http.Request, v any) error {
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRunRequest))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(v); err != nil {
+		return badRequest(fmt.Errorf("the body is not valid JSON for this route: %w", err))
+	}
+	return nil
+}
+
+// postConfine binds the guest and makes the view. It ends everything else first.
+func (s *Server) postConfine(w http.ResponseWriter, r *http.Request) error {
+	var req viewRequest
+	if err := readRunRequest(w, r, &req); err != nil {
+		return err
+	}
+	if err := req.check(); err != nil {
+		return badRequest(err)
+	}
+	if s.conf.ViewDir == "" {
+		return errors.New("this guest cannot make views")
+	}
+	s.bound.mu.Lock() // no process is being started
+	defer s.bound.mu.Unlock()
+	if err := s.bind(req.Contract); err != nil {
+		return err
+	}
+	s.shells.stop()
+	if s.conf.Alone {
+		if err := s.aloneWithInit(r.Context()); err != nil {
+			return err
+		}
+		if err := s.killAll(); err != nil {
+			return err
+		}
+	}
+	if req.Processes > 0 {
+		// It is inherited. This program itself is exempt.
+		limitProcesses(s.log, req.Processes)
+		s.bound.processes = req.Processes
+	}
+	s.bound.memory.Store(req.MemoryMB << 20)
+	v, err := newView(req, s.conf.ViewDir)
+	if err != nil {
+		return err
+	}
+	s.bound.view = v
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// bind makes the guest bound, also for a restarted server.
+func (s *Server) bind(contract string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if was := s.settings.Contract; was != "" {
+		return &statusError{http.StatusConflict, boundError(was)}
+	}
+	next := s.settings
+	next.Contract = contract
+	if err := s.state.save(next); err != nil {
+		return err
+	}
+	s.settings = next
+	return nil
+}
+
+// aloneWithInit has the first process end the services and start none again.
+func (s *Server) aloneWithInit(ctx context.Context) error {
+	if err := unix.Kill(1, aloneSignal); err != nil {
+		return fmt.Errorf("end services: %w", err)
+	}
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(200 * time.Microsecond) {
+		if aloneMark(s.conf.State) {
+			return nil
+		}
+		if ctx.Err() != nil || time.Now().After(end) {
+			return errors.New("end services: the first process does not answer")
+		}
+	}
+}
+
+// killTimeout bounds how long killAll tries.
+const killTimeout = 10 * time.Second
+
+// killAll kills all processes but the first one and this one, and returns when there is
+// none.
+//
+// The attack: processes that start others faster than they are killed. So all are stopped
+// first, in rounds, until no new one appears: a stopped process starts none, and counts
+// towards the limit of processes.
+func (s *Server) killAll() error {
+	end := time.Now().Add(killTimeout)
+	for {
+		stopped := map[int]bool{}
+		for found := true; found && time.Now().Before(end); {
+			found = false
+			for _, p := range s.others() {
+				if !stopped[p.pid] && unix.Kill(p.pid, unix.SIGSTOP) == nil {
+					stopped[p.pid], found = true, true
+				}
+			}
+		}
+		left := s.others()
+		for _, p := range left {
+			_ = unix.Kill(p.pid, unix.SIGKILL)
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		if !time.Now().Before(end) {
+			return fmt.Errorf("%d processes are left after %v", len(left), killTimeout)
+		}
+		time.Sleep(500 * time.Microsecond)
+	}
+}
+
+// others returns the processes that are neither the first one nor this one, nor zombies. In
+// a bound sandbox all of them are the run's.
+func (s *Server) others() []procStat {
+	if !s.conf.Alone {
+		return nil
+	}
+	self := os.Getpid()
+	return slices.DeleteFunc(readProcs("/proc"), func(p procStat) bool { return p.pid == 1 || p.pid == self || p.dead })
+}
+
+// getRunState tells whether the guest is bound, and can start something.
+func (s *Server) getRunState(w http.ResponseWriter, _ *http.Request) error {
+	s.bound.mu.RLock()
+	defer s.bound.mu.RUnlock()
+	return writeJSON(w, runState{s.current().Contract, s.bound.view != nil})
+}
+
+// A runState is the answer to GET /run/state.
+type runState struct {
+	Contract string `json:"contract"` // empty if it is not bound
+	View     bool   `json:"view"`     // processes can be started
+}
+
+// putRunFile puts an input into the view.
+func (s *Server) putRunFile(w http.ResponseWriter, r *http.Request) error {
+	v, err := s.confined()
+	if err != nil {
+		return err
+	}
+	path := r.URL.Query().Get("path")
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == "/" {
+		return badRequest(fmt.Errorf("path: %.1024q is not an absolute, clean path of a file", path))
+	}
+	name := rand.Text()
+	f, err := os.OpenFile(filepath.Join(v.inputsFrom(), name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o555)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(copyBytes(f, r.Body), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	if err := v.put(path, name); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// A runCommand is the body of POST /run/command.
+type runCommand struct {
+	Args []string          `json:"args"`
+	Dir  string            `json:"dir"` // empty means the contract's
+	Env  map[string]string `json:"env"`
+}
+
+// A runEnd is how a command of a run ended.
+type runEnd struct {
+	PID    int    `json:"pid"`    // 0 if it was not started
+	Code   int    `json:"code"`   // 128 and the signal if a signal ended it
+	Signal int    `json:"signal"` // 0 if none
+	Reason string `json:"reason"` // why it was not started or failed, in words
+}
+
+// The exit codes of shells for commands that cannot be started.
+const (
+	codeRefused  = 126
+	codeNotFound = 127
+)
+
+// postRunCommand runs a command in the view and sends its output. If the host goes, the
+// command and its descendants end.
+func (s *Server) postRunCommand(w http.ResponseWriter, r *http.Request) error {
+	var c runCommand
+	if err := readRunRequest(w, r, &c); err != nil {
+		return err
+	}
+	v, err := s.confined()
+	if err != nil {
+		return err
+	}
+	if len(c.Args) == 0 || c.Args[0] == "" {
+		return badRequest(errors.New("args is empty"))
+	}
+	for k, val := range c.Env {
+		if err := checkEnv(k, val); err != nil {
+			return badRequest(fmt.Errorf("env: %w", err))
+		}
+	}
+	dir := v.dir
+	if c.Dir != "" {
+		if dir, err = s.resolve(v.account, c.Dir); err != nil {
+			return badRequest(fmt.Errorf("dir: %w", err))
+		}
+	}
+	exited := make(chan struct{})
+	p, sub, err := s.launch(start{
+		config: &processpb.ProcessConfig{Cmd: c.Args[0], Args: c.Args[1:]}, account: v.account, dir: dir, env: s.environ(v.account, c.Env),
+		exited: func() { close(exited) }, given: r.Context().Done(),
+	})
+	w.Header().Set("Content-Type", "application/octet-stream")
+	send := sendFrame(w)
+	if err != nil {
+		code := codeNotFound
+		if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
+			code = codeRefused
+		}
+		b, merr := json.Marshal(runEnd{Code: code, Reason: plainError(err).Error()})
+		if merr != nil {
+			return merr
+		}
+		_ = send(frameEnd, b) // the host has gone, then
+		return nil
+	}
+	defer p.unsubscribe(sub)
+	end := sendOutput(r, sub, exited, send, p.close)
+	if end == nil {
+		s.killTree(p.pid)
+		return nil
+	}
+	e := runEnd{PID: p.pid, Code: int(end.GetExitCode()), Signal: p.signalled(), Reason: end.GetError()}
+	if e.Signal != 0 {
+		e.Code = 128 + e.Signal
+	}
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	_ = send(frameEnd, b)
+	return nil
+}
+
+// postKill kills a process and its descendants, or everything.
+func (s *Server) postKill(w http.ResponseWriter, r *http.Request) error {
+	if _, err := s.confined(); err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(r.URL.Query().Get("pid"))
+	if err != nil || pid < 0 || pid == 1 || pid == os.Getpid() {
+		return badRequest(errors.New("pid: want that of a process of the run, or 0 for all"))
+	}
+	if pid == 0 {
+		err = s.killAll()
+	} else {
+		s.killTree(pid)
+	}
+	if err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// killTree kills a process and what it has started, as far as that can be told: its
+// children and theirs, and its session. What has detached itself from all of them ends
+// with the run.
+func (s *Server) killTree(pid int) {
+	_ = unix.Kill(pid, unix.SIGSTOP)
+	tree := map[int]bool{pid: true}
+	for found := true; found; {
+		found = false
+		for _, p := range s.others() {
+			if tree[p.pid] || !tree[p.parent] && p.session != pid {
+				continue
+			}
+			// Stopped before its own children are looked for.
+			_ = unix.Kill(p.pid, unix.SIGSTOP)
+			tree[p.pid], found = true, true
+		}
+	}
+	for other := range tree {
+		_ = unix.Kill(other, unix.SIGKILL)
+	}
+}
+
+// postRunList lists files, see [view.list].
+func (s *Server) postRunList(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Patterns []string `json:"patterns"`
+		Most     int      `json:"most"`
+	}
+	if err := readRunRequest(w, r, &req); err != nil {
+		return err
+	}
+	v, err := s.confined()
+	if err != nil {
+		return err
+	}
+	found, err := v.list(req.Patterns, req.Most)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, map[string][]runFile{"files": found})
+}
+
+// getRunFile sends a file that the run has written, see [view.open].
+func (s *Server) getRunFile(w http.ResponseWriter, r *http.Request) error {
+	v, err := s.confined()
+	if err != nil {
+		return err
+	}
+	most, err := strconv.ParseInt(r.URL.Query().Get("most"), 10, 64)
+	if err != nil || most < 0 {
+		return badRequest(errors.New("most: want a number of bytes"))
+	}
+	f, err := v.open(r.URL.Query().Get("path"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if fi.Size() > most {
+		return &statusError{http.StatusRequestEntityTooLarge, fmt.Errorf("the file has %d bytes, at most %d are allowed", fi.Size(), most)}
+	}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	_ = copyBytes(w, io.LimitReader(f, most+1)) // it may have grown: the host sees one byte too many
+	return nil
+}

@@ -1,0 +1,334 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+)
+
+// ErrBound means that a contract binds the sandbox, and does not allow the request.
+// The text names the contract.
+var ErrBound = fmt.Errorf("the sandbox is bound by a contract (%w)", auth.ErrForbidden)
+
+// free returns an error that wraps [ErrBound] if a contract binds s.
+func (s *Info) free(what string) error {
+	if s.Contract == "" {
+		return nil
+	}
+	return fmt.Errorf("%s of %s: %w: %s", what, s.ID, ErrBound, s.Contract)
+}
+
+// A Confinement is what the processes of a bound sandbox see of its files. The
+// template's system directories are always there, read-only. All paths are absolute and
+// clean.
+type Confinement struct {
+	Read  []string // files and directories of the template, read-only
+	Write []string // directories, empty at first, of the processes' user
+	Deny  []string // hidden, wherever they are; of a symbolic link, what it leads to
+	Dir   string   // working directory and home; empty means the first of Write, else "/"
+	Trace bool     // record the files that are opened for writing, see [Open]
+}
+
+// Ended is how a command ended. The guest says so: it is evidence of lower rank than
+// what the sandbox's kernel says in an [Exit].
+type Ended struct {
+	PID    int    // in the sandbox; 0 if it was not started
+	Code   int    // exit code; 128 and the number of the signal if a signal ended it; 126 and 127 as in shells if it was not started
+	Signal int    // 0 if none
+	Reason string // why it was not started, or failed; printable
+}
+
+// A FileInfo describes a regular file that a bound sandbox wrote. All of it is hostile.
+type FileInfo struct {
+	Path     string // absolute and clean; any bytes but NUL, at most 4096
+	Size     int64
+	Modified time.Time
+}
+
+// The limits of what the guest of a confined sandbox answers.
+const (
+	maxListing  = 32 << 20 // bytes
+	maxFilePath = 4096     // bytes
+	maxReason   = 1024     // bytes
+	// guestSilence is how long the guest may say nothing while a command runs. It says
+	// that it is alive each ten seconds.
+	guestSilence = 3 * time.Minute
+)
+
+// control sends a request of the host to the guest of a confined sandbox.
+func (f *Fleet) control(ctx context.Context, id, method, path string, query url.Values, body io.Reader) (*http.Response, error) {
+	resp, err := f.stream(ctx, f.guestClient(id), id, method, path, query, body)
+	var said *guestError
+	if !errors.As(err, &said) {
+		return resp, err
+	}
+	switch said.status {
+	case http.StatusRequestEntityTooLarge, http.StatusInsufficientStorage:
+		return nil, fmt.Errorf("%w: %.1024s", ErrFull, said.message)
+	case http.StatusBadRequest, http.StatusForbidden, http.StatusConflict, http.StatusNotFound:
+		return nil, fmt.Errorf("%w: %.1024s", ErrInvalid, said.message)
+	}
+	return nil, err
+}
+
+// tell is control without interest in the answer.
+func (f *Fleet) tell(ctx context.Context, id, method, path string, query url.Values, body any) error {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	resp, err := f.control(ctx, id, method, path, query, bytes.NewReader(b))
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+// Confine ends everything that runs in a sandbox with a contract, and makes its view of
+// files. Whatever is started from then on, by anybody, runs in this view without rights.
+// Call it once, in [Request.Prepare].
+func (f *Fleet) Confine(ctx context.Context, id string, c Confinement) error {
+	s, err := f.rows.row(ctx, id)
+	if err != nil {
+		return err
+	}
+	if s.Contract == "" {
+		return fmt.Errorf("%w: confine %s: no contract binds it", ErrInvalid, id)
+	}
+	if c.Dir == "" && len(c.Write) > 0 {
+		c.Dir = c.Write[0]
+	}
+	f.mu.Lock()
+	var processes int64
+	if l := f.live[id]; l != nil {
+		processes = l.processes
+	}
+	f.mu.Unlock()
+	if _, ok := f.runtime.(Gatekeeper); ok {
+		if err := f.observe(ctx, id, Observed{Opens: c.Trace, Digests: true}); err != nil {
+			return err
+		}
+	}
+	err = f.tell(ctx, id, http.MethodPost, "/run/confine", nil, map[string]any{
+		"contract": s.Contract, "read": c.Read, "write": c.Write, "deny": c.Deny, "dir": or(c.Dir, "/"), "processes": processes, "memoryMB": s.MemoryMB,
+	})
+	if err != nil {
+		return fmt.Errorf("confine %s: %w", id, err)
+	}
+	return nil
+}
+
+// stillConfined returns an error unless the guest of a bound sandbox is bound by the same
+// contract and has its view.
+//
+// The attack: have the guest lose its view, by a boot or by a restart of its program, and
+// start a process that sees everything.
+func (f *Fleet) stillConfined(ctx context.Context, s Info) error {
+	if s.Contract == "" {
+		return nil
+	}
+	b, err := f.askGuest(ctx, s.ID, f.ChannelKey(s.ID), http.MethodGet, "/run/state", nil, http.StatusOK)
+	if err != nil {
+		return fmt.Errorf("ask guest whether it is confined: %w", err)
+	}
+	var st struct {
+		Contract string `json:"contract"`
+		View     bool   `json:"view"`
+	}
+	if json.Unmarshal(b, &st) != nil || st.Contract != s.Contract || !st.View {
+		return errors.New("the sandbox is not confined any more")
+	}
+	return nil
+}
+
+// PutFile puts a file into the view of a confined sandbox, read-only. Call it before the
+// first command.
+func (f *Fleet) PutFile(ctx context.Context, id, path string, r io.Reader) error {
+	resp, err := f.control(ctx, id, http.MethodPut, "/run/file", url.Values{"path": {path}}, r)
+	if err != nil {
+		return fmt.Errorf("put %.256q into %s: %w", path, id, err)
+	}
+	return resp.Body.Close()
+}
+
+// errSilentCommand means that the guest has said nothing for too long.
+var errSilentCommand = fmt.Errorf("the guest has said nothing for %v", guestSilence)
+
+// RunCommand runs a command in the view of a confined sandbox, as its user; c.User is
+// ignored. Output gets what the command writes, in pieces of at most 64 KiB; stream is 'o'
+// or 'e'. Its error ends the command, and is returned, as is that of ctx.
+//
+// It returns when the command itself has ended. What it left running goes on, but its
+// output is lost from half a second later on.
+func (f *Fleet) RunCommand(ctx context.Context, id string, c Command, output func(stream byte, p []byte) error) (_ Ended, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silence := time.AfterFunc(guestSilence, func() { cancel(errSilentCommand) })
+	defer silence.Stop()
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+	}()
+	env := maps.Clone(c.Env)
+	body, err := json.Marshal(map[string]any{"args": c.Args, "dir": c.Dir, "env": env})
+	if err != nil {
+		return Ended{}, err
+	}
+	resp, err := f.control(ctx, id, http.MethodPost, "/run/command", nil, bytes.NewReader(body))
+	if err != nil {
+		return Ended{}, fmt.Errorf("run a command in %s: %w", id, err)
+	}
+	defer resp.Body.Close()
+	var mine error
+	last, err := eachFrame(resp.Body, func(kind byte, p []byte) error {
+		silence.Reset(guestSilence)
+		if kind == frameStdout || kind == frameStderr {
+			mine = output(kind, p)
+		}
+		return mine
+	})
+	if mine != nil {
+		return Ended{}, mine
+	}
+	if err != nil {
+		return Ended{}, fmt.Errorf("run a command in %s: %w", id, err)
+	}
+	var e struct {
+		PID    int32  `json:"pid"`
+		Code   uint8  `json:"code"`
+		Signal uint8  `json:"signal"`
+		Reason string `json:"reason"`
+	}
+	if err := json.Unmarshal(last, &e); err != nil || e.PID < 0 {
+		return Ended{}, fmt.Errorf("run a command in %s: %w", id, errMalformed)
+	}
+	reason := printable(e.Reason)
+	return Ended{int(e.PID), int(e.Code), int(e.Signal), reason[:min(len(reason), maxReason)]}, nil
+}
+
+// ListFiles returns the regular files that match one of patterns and lie in a writable
+// directory of a confined sandbox, in order of their paths. In a pattern "*" stands for
+// text within one name, and a last "**" for everything below. Links are not followed. Its error wraps [ErrFull] if there are
+// more than most.
+func (f *Fleet) ListFiles(ctx context.Context, id string, patterns []string, most int) ([]FileInfo, error) {
+	body, err := json.Marshal(map[string]any{"patterns": patterns, "most": most})
+	if err != nil {
+		return nil, err
+	}
+	resp, err := f.control(ctx, id, http.MethodPost, "/run/list", nil, bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("list files of %s: %w", id, err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxListing+1))
+	if err != nil {
+		return nil, fmt.Errorf("list files of %s: %w", id, err)
+	}
+	if len(b) > maxListing {
+		return nil, fmt.Errorf("list files of %s: %w: the names have more than %d bytes", id, ErrFull, maxListing)
+	}
+	out, err := parseListing(b, most)
+	if err != nil {
+		return nil, fmt.Errorf("list files of %s: %w", id, err)
+	}
+	return out, nil
+}
+
+// parseListing parses a guest's list of files, which is hostile.
+func parseListing(b []byte, most int) ([]FileInfo, error) {
+	var said struct {
+		Files []struct {
+			Path     []byte    `json:"path"`
+			Size     int64     `json:"size"`
+			Modified time.Time `json:"modified"`
+		} `json:"files"`
+	}
+	if err := json.Unmarshal(b, &said); err != nil {
+		return nil, errMalformed
+	}
+	if len(said.Files) > most {
+		return nil, fmt.Errorf("%w: more than %d files match", ErrFull, most)
+	}
+	out := make([]FileInfo, 0, len(said.Files))
+	for _, e := range said.Files {
+		p := string(e.Path)
+		if !path.IsAbs(p) || path.Clean(p) != p || p == "/" || len(p) > maxFilePath || strings.ContainsRune(p, 0) || e.Size < 0 {
+			return nil, errMalformed
+		}
+		out = append(out, FileInfo{p, e.Size, e.Modified})
+	}
+	slices.SortFunc(out, func(a, b FileInfo) int { return strings.Compare(a.Path, b.Path) })
+	for i := 1; i < len(out); i++ {
+		if out[i].Path == out[i-1].Path {
+			return nil, errMalformed
+		}
+	}
+	return out, nil
+}
+
+// OpenFile reads a regular file in a writable directory of a confined sandbox, without
+// following links. A read beyond most bytes returns an error that wraps [ErrFull]. The
+// content may change meanwhile.
+func (f *Fleet) OpenFile(ctx context.Context, id, path string, most int64) (io.ReadCloser, error) {
+	resp, err := f.control(ctx, id, http.MethodGet, "/run/file", url.Values{"path": {path}, "most": {strconv.FormatInt(most, 10)}}, nil) //nolint:bodyclose // the caller closes it
+	if err != nil {
+		return nil, fmt.Errorf("read %.256q of %s: %w", path, id, err)
+	}
+	return &limitedFile{resp.Body, most}, nil
+}
+
+// A limitedFile is a file of which only so many bytes may be read.
+type limitedFile struct {
+	io.ReadCloser
+	left int64
+}
+
+// Read implements [io.Reader].
+func (l *limitedFile) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	// One byte more shows that there is too much.
+	n, err := l.ReadCloser.Read(p[:min(int64(len(p)), l.left+1)])
+	if int64(n) > l.left {
+		n = int(l.left)
+		err = fmt.Errorf("%w: the file is larger than allowed", ErrFull)
+	}
+	l.left -= int64(n)
+	return n, err
+}
+
+// KillProcess kills a process of a confined sandbox and its descendants, as far as these
+// have not detached themselves.
+func (f *Fleet) KillProcess(ctx context.Context, id string, pid int) error {
+	if pid <= 1 {
+		return fmt.Errorf("%w: kill process %d of %s: it is none of a command", ErrInvalid, pid, id)
+	}
+	return f.killInside(ctx, id, pid)
+}
+
+// KillAll kills all processes in the view of a confined sandbox and returns when none is
+// left, or an error.
+func (f *Fleet) KillAll(ctx context.Context, id string) error { return f.killInside(ctx, id, 0) }
+
+// killInside kills a process, or all if pid is 0.
+func (f *Fleet) killInside(ctx context.Context, id string, pid int) error {
+	if err := f.tell(ctx, id, http.MethodPost, "/run/kill", url.Values{"pid": {strconv.Itoa(pid)}}, nil); err != nil {
+		return fmt.Errorf("kill processes of %s: %w", id, err)
+	}
+	return nil
+}

@@ -1,0 +1,672 @@
+package gvisor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"postern/internal/erofs"
+	"postern/internal/sandbox"
+	"postern/internal/sandbox/launch"
+)
+
+// A judge of one sandbox refuses programs whose Path, Name or first argument has the base
+// name "id", and holds those called "held" until it is told.
+type judge struct {
+	t    testing.TB
+	held chan bool // receives what to say of a held program
+
+	mu     sync.Mutex
+	execs  []sandbox.Exec
+	exits  map[int32]sandbox.Exit
+	opens  []sandbox.Open
+	gaveUp int
+	waits  int
+	missed uint64
+}
+
+func newJudge(t testing.TB) *judge {
+	return &judge{t: t, held: make(chan bool), exits: map[int32]sandbox.Exit{}}
+}
+
+func (j *judge) Exec(ctx context.Context, e sandbox.Exec) bool {
+	j.mu.Lock()
+	j.execs = append(j.execs, e)
+	hold := slices.Contains(e.Args, "held")
+	if hold {
+		j.waits++
+	}
+	j.mu.Unlock()
+	if !hold {
+		return filepath.Base(e.Path) != "id" && filepath.Base(e.Name) != "id" && (len(e.Args) == 0 || filepath.Base(e.Args[0]) != "id")
+	}
+	defer func() {
+		j.mu.Lock()
+		j.waits--
+		j.mu.Unlock()
+	}()
+	select {
+	case allow := <-j.held:
+		return allow
+	case <-ctx.Done():
+		j.mu.Lock()
+		j.gaveUp++
+		j.mu.Unlock()
+		return true // nobody may hear it
+	}
+}
+
+func (j *judge) Exited(e sandbox.Exit) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.exits[e.PID] = e
+}
+
+func (j *judge) Opened(o sandbox.Open) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.opens = append(j.opens, o)
+}
+
+func (j *judge) Missed(n uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.missed += n
+}
+
+// last returns the last program that the judge was asked for with this argument.
+func (j *judge) last(arg string) (e sandbox.Exec) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, x := range slices.Backward(j.execs) {
+		if slices.Contains(x.Args, arg) {
+			return x
+		}
+	}
+	j.t.Errorf("no program was started with the argument %q", arg)
+	return e
+}
+
+// until waits until ok, which is called with the lock, is true.
+func (j *judge) until(what string, ok func() bool) {
+	j.t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		j.mu.Lock()
+		done := ok()
+		j.mu.Unlock()
+		if done {
+			return
+		}
+		if time.Now().After(end) {
+			j.t.Fatalf("waited for a minute: %s", what)
+		}
+	}
+}
+
+// shellRoot is a root file system with the test's guest and a shell, as a directory and as
+// an image.
+func shellRoot(t testing.TB) (dir string, image sandbox.Image) {
+	t.Helper()
+	small, err := rootfs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir = t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(small)); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []string{"bin", "usr/bin", "work"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(filepath.Join(dir, "tmp"), 0o1777); err != nil {
+		t.Fatal(err)
+	}
+	withBusybox(t, dir)
+	for _, name := range []string{"cp", "ln", "mv", "kill", "true", "seq", "wait"} {
+		if err := os.Symlink("busybox", filepath.Join(dir, "bin", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, content := range map[string]string{"usr/bin/script": "#!/bin/sh\necho said \"$@\"\n", "usr/bin/id": "#!/bin/sh\necho not this one\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	i := sandbox.Image{Root: filepath.Join(t.TempDir(), "root-1.erofs")}
+	f, err := os.Create(i.Root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := erofs.Write(t.Context(), f, dir, func(string) erofs.Pick { return erofs.Keep }); err != nil {
+		t.Fatal(err)
+	}
+	return dir, i
+}
+
+// sh runs a shell script in a sandbox as a user.
+func (h *host) sh(t testing.TB, uid int, script string) string {
+	t.Helper()
+	return h.do(t, uid, "exec", "/bin/sh", "-c", script)
+}
+
+// TestGate: the kernel of a sandbox starts no program that the host refuses, whatever way
+// it is started, and says what the host needs to know of it.
+func TestGate(t *testing.T) {
+	needRoot(t)
+	dir, image := shellRoot(t)
+	for name, i := range map[string]sandbox.Image{"directory": {}, "image": image} {
+		t.Run(name, func(t *testing.T) {
+			r, j := newRuntime(t, t.TempDir()), newJudge(t)
+			s, h := start(t, r, func(s *sandbox.Spec) { s.Rootfs, s.Image, s.Watch = dir, i, j })
+			t.Run("refused", func(t *testing.T) { checkRefused(t, h, j) })
+			t.Run("described", func(t *testing.T) { checkDescribed(t, h, j) })
+			t.Run("many", func(t *testing.T) { checkMany(t, h, j) })
+			t.Run("held", func(t *testing.T) { checkHeld(t, h, j) })
+			t.Run("opens", func(t *testing.T) { checkOpens(t, r, s.ID, h, j) })
+			t.Run("digests", func(t *testing.T) { checkDigests(t, r, s.ID, h, j, dir) })
+			if j.missed > 0 {
+				t.Errorf("%d events were missed", j.missed)
+			}
+		})
+	}
+}
+
+// checkRefused tries to start a program that the judge refuses.
+func checkRefused(t *testing.T, h *host, j *judge) {
+	for name, script := range map[string]string{
+		// The shell would run its own id if it were called without a slash.
+		"by its path":       "/bin/id",
+		"by a child":        "(/bin/sh -c 'cd /bin; ./id')",
+		"a script":          "/usr/bin/id",
+		"by another name":   "ln -s /usr/bin/id /tmp/allowed; /tmp/allowed",
+		"in the background": "/bin/id & wait $!",
+	} {
+		if got := h.sh(t, 1000, script+` ; echo "ended $?"`); !strings.Contains(got, "ended 126") || strings.Contains(got, "uid=") {
+			t.Errorf("%s: got %q, want status 126", name, got)
+		}
+	}
+	if got := h.do(t, 1000, "exec", "/bin/id"); !strings.Contains(got, "permission denied") {
+		t.Errorf("execve: got %q, want EACCES", got)
+	}
+	if got := h.do(t, 1000, "execat", "file", "/bin/busybox", "id"); !strings.Contains(got, "permission denied") {
+		t.Errorf("execveat: got %q, want EACCES", got)
+	}
+	if got := h.sh(t, 1000, "/bin/echo goes on"); got != "goes on" {
+		t.Errorf("another program: got %q", got)
+	}
+}
+
+// checkDescribed looks at what the host is told.
+func checkDescribed(t *testing.T, h *host, j *judge) {
+	run := func(arg, script string) sandbox.Exec {
+		t.Helper()
+		if got := h.sh(t, 1000, script); strings.Contains(got, "denied") || strings.Contains(got, "error") {
+			t.Errorf("%s: %s", arg, got)
+		}
+		return j.last(arg)
+	}
+	check := func(e sandbox.Exec, path, name string, fixed bool) {
+		t.Helper()
+		if e.Path != path || e.Name != name || e.Fixed != fixed || e.UID != 1000 || e.Cut {
+			t.Errorf("got path %q, name %q, fixed %v, user %d, cut %v; want %q, %q, %v, 1000", e.Path, e.Name, e.Fixed, e.UID, e.Cut, path, name, fixed)
+		}
+	}
+	e := run("plain", "cd /work; A=b /bin/echo plain 'two words' ''")
+	check(e, "/bin/busybox", "/bin/echo", true)
+	if want := []string{"/bin/echo", "plain", "two words", ""}; !slices.Equal(e.Args, want) || e.Dir != "/work" || !slices.Contains(e.Env, "A=b") {
+		t.Errorf("got %q in %q with %q", e.Args, e.Dir, e.Env)
+	}
+	if parent := j.last("-c"); e.Parent == 0 || e.PID == 0 || e.Parent != parent.PID && e.PID != parent.PID {
+		t.Errorf("got process %d of %d; the shell is %d", e.PID, e.Parent, parent.PID)
+	}
+	check(run("by script", "script 'by script'"), "/usr/bin/script", "/usr/bin/script", true)
+	check(run("relative", "cd /bin; ./echo relative"), "/bin/busybox", "./echo", true)
+	// What the sandbox has written is not the template's, also under the template's names.
+	check(run("copied", "mkdir -p /tmp/usr/bin; cp /bin/busybox /tmp/usr/bin/echo; /tmp/usr/bin/echo copied"), "/tmp/usr/bin/echo", "/tmp/usr/bin/echo", false)
+	check(run("own script", "printf '#!/bin/sh\\n' > /tmp/own; chmod +x /tmp/own; /tmp/own 'own script'"), "/tmp/own", "/tmp/own", false)
+	check(run("linked", "ln -s /bin/busybox /tmp/echo; /tmp/echo linked"), "/bin/busybox", "/tmp/echo", true)
+	h.do(t, 0, "exec", "/bin/sh", "-c", "cp /bin/busybox /work/echo; mv /work/echo /bin/renamed; cp /bin/busybox /bin/x; mv /bin/x /bin/echo2; chmod 755 /bin/echo2")
+	check(run("overwritten", "/bin/renamed echo overwritten"), "/bin/renamed", "/bin/renamed", false)
+	// By descriptor: the caller chooses every name, so there is none.
+	if got := h.do(t, 1000, "execat", "file", "/bin/busybox", "echo", "by descriptor"); got != "by descriptor" {
+		t.Errorf("by descriptor: %q", got)
+	}
+	if e := j.last("by descriptor"); e.Path != "" || !strings.HasPrefix(e.Name, "/dev/fd/") || !e.Fixed {
+		t.Errorf("by descriptor: path %q, name %q, fixed %v", e.Path, e.Name, e.Fixed)
+	}
+	if got := h.do(t, 1000, "execat", "memory", "/bin/busybox", "echo", "from memory"); got != "from memory" {
+		t.Errorf("from memory: %q", got)
+	}
+	if e := j.last("from memory"); e.Path != "" || e.Fixed {
+		t.Errorf("from memory: path %q, name %q, fixed %v", e.Path, e.Name, e.Fixed)
+	}
+	// The name of a process's own program is a link to it.
+	if got := h.do(t, 1000, "exec", "/proc/self/exe", "euid"); got != "1000" {
+		t.Errorf("/proc/self/exe: %q", got)
+	}
+	if e := j.last("euid"); filepath.Base(e.Path) != "postern-guest" || e.Name != "/proc/self/exe" || !e.Fixed {
+		t.Errorf("/proc/self/exe: path %q, name %q, fixed %v", e.Path, e.Name, e.Fixed)
+	}
+	// In a user namespace of its own a process can mount what it likes.
+	if got := h.do(t, 1000, "userns", "/bin/echo", "in a namespace"); got != "in a namespace" {
+		t.Errorf("user namespace: %q", got)
+	}
+	if e := j.last("in a namespace"); e.Path != "" || e.Fixed {
+		t.Errorf("user namespace: path %q, fixed %v", e.Path, e.Fixed)
+	}
+	long := strings.Repeat("x", 100_000)
+	if got := h.do(t, 1000, "exec", "/bin/sh", "-c", `x=$(seq -s. 20000); /bin/true long "$x"`); got != "" {
+		t.Errorf("long argument: %q", got)
+	}
+	if e := j.last("long"); !e.Cut || len(strings.Join(e.Args, "")) > len(long) {
+		t.Errorf("long argument: cut %v, %d bytes", e.Cut, len(strings.Join(e.Args, "")))
+	}
+	// Exits, with codes and signals.
+	h.sh(t, 1000, "/bin/sh -c 'exit 7' seven; /bin/sh -c 'kill -9 $$' killed; /bin/true zero")
+	for arg, want := range map[string]sandbox.Exit{"seven": {Code: 7}, "killed": {Code: 137, Signal: 9}, "zero": {}} {
+		pid := j.last(arg).PID
+		j.until("the exit of "+arg, func() bool { _, ok := j.exits[pid]; return ok })
+		if got := j.exits[pid]; got.Code != want.Code || got.Signal != want.Signal {
+			t.Errorf("%s: got %+v, want %+v", arg, got, want)
+		}
+	}
+}
+
+// checkMany starts many programs at the same time.
+func checkMany(t *testing.T, h *host, j *judge) {
+	const n, most = 300, 100 // as many processes may there be
+	for range n / most {
+		if got := h.do(t, 1000, "execs", fmt.Sprint(most), "/bin/true", "one of many"); got != fmt.Sprint(most) {
+			t.Errorf("%s of %d programs were started", got, most)
+		}
+	}
+	seen := 0
+	for _, e := range j.execs {
+		if slices.Contains(e.Args, "one of many") {
+			seen++
+		}
+	}
+	if seen < n {
+		t.Errorf("the judge was asked %d times, want %d", seen, n)
+	}
+}
+
+// checkHeld has programs wait for their verdict.
+func checkHeld(t *testing.T, h *host, j *judge) {
+	said := make(chan string)
+	hold := func(script string) {
+		t.Helper()
+		go func() { said <- h.sh(t, 1000, script) }()
+		j.until("a held program", func() bool { return j.waits > 0 })
+	}
+	hold("/bin/echo held")
+	if got := h.sh(t, 1000, "/bin/echo meanwhile"); got != "meanwhile" {
+		t.Errorf("while a program waits: %q", got)
+	}
+	j.held <- true
+	if got := <-said; got != "held" {
+		t.Errorf("allowed: got %q", got)
+	}
+	hold("/bin/echo held; echo $?")
+	j.held <- false
+	if got := <-said; !strings.HasSuffix(got, "126") {
+		t.Errorf("refused: got %q", got)
+	}
+	// A killed process does not wait, and the host hears of it.
+	hold("/bin/echo held & sleep 0.1; kill -9 $!; wait $!; echo $?")
+	if got := <-said; !strings.HasSuffix(got, "137") {
+		t.Errorf("killed: got %q", got)
+	}
+	j.until("nobody waits", func() bool { return j.waits == 0 && j.gaveUp > 0 })
+	// A signal is handled, and then it asks again.
+	hold("/bin/echo held & p=$!; /bin/sleep 0.1; kill -STOP $p; /bin/sleep 0.1; kill -CONT $p; wait $p; echo $?")
+	given := j.gaveUp
+	j.until("it has asked again", func() bool { return j.gaveUp > given && j.waits > 0 })
+	j.held <- true
+	if got := <-said; !strings.HasSuffix(got, "held\n0") {
+		t.Errorf("stopped: got %q", got)
+	}
+}
+
+// checkOpens has the kernel report what is opened for writing.
+func checkOpens(t *testing.T, r *Runtime, id string, h *host, j *judge) {
+	if err := r.Observe(t.Context(), id, sandbox.Observed{Opens: true}); err != nil {
+		t.Fatal(err)
+	}
+	h.sh(t, 1000, "cd /tmp; echo x > opened; echo x > /etc/refused; echo x > ../work/refused; cat opened > /dev/null; ln -s opened by-link; echo y >> by-link")
+	want := []sandbox.Open{
+		{Path: "/tmp/opened"}, {Path: "/etc/refused", Err: int(unix.EACCES)}, {Path: "/work/refused", Err: int(unix.EACCES)}, {Path: "/dev/null"}, {Path: "/tmp/opened"},
+	}
+	got := func() (all []sandbox.Open) {
+		for _, o := range j.opens {
+			if strings.HasSuffix(o.Path, "opened") || strings.HasSuffix(o.Path, "refused") || o.Path == "/dev/null" {
+				all = append(all, sandbox.Open{Path: o.Path, Err: o.Err})
+			}
+		}
+		return all
+	}
+	j.until("the opens", func() bool { return len(got()) >= len(want) })
+	if o := got(); !slices.Equal(o[:len(want)], want) {
+		t.Errorf("got %v, want %v", o, want)
+	}
+}
+
+// checkDigests has the kernel report the digests of programs, also of one that was changed
+// so that its size and time are the same.
+func checkDigests(t *testing.T, r *Runtime, id string, h *host, j *judge, dir string) {
+	if err := r.Observe(t.Context(), id, sandbox.Observed{Digests: true}); err != nil {
+		t.Fatal(err)
+	}
+	h.sh(t, 1000, "/bin/true digest")
+	b, err := os.ReadFile(filepath.Join(dir, "bin/busybox"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.sh(t, 1000, "/bin/true 'digest again'")
+	for _, arg := range []string{"digest", "digest again"} {
+		if got, want := j.last(arg).SHA256, sum(b); got != want {
+			t.Errorf("%s: got %x, want %x", arg, got, want)
+		}
+	}
+	good, bad := "#!/bin/sh\necho good\n", "#!/bin/sh\necho evil\n"
+	h.sh(t, 1000, fmt.Sprintf("printf %q > /tmp/tool; chmod +x /tmp/tool; touch -d 2020-01-01 /tmp/tool; /tmp/tool first", good))
+	h.sh(t, 1000, fmt.Sprintf("printf %q > /tmp/tool; touch -d 2020-01-01 /tmp/tool; /tmp/tool second", bad))
+	if got, want := j.last("first").SHA256, sum([]byte(good)); got != want {
+		t.Errorf("got %x, want %x", got, want)
+	}
+	if got, want := j.last("second").SHA256, sum([]byte(bad)); got != want {
+		t.Errorf("a changed program has the digest %x, want %x", got, want)
+	}
+}
+
+// TestGateStandsAfterRestore: programs are judged in each sandbox from a snapshot of memory,
+// and one that waited when it was saved asks again there.
+func TestGateStandsAfterRestore(t *testing.T) {
+	needRoot(t)
+	dir, image := shellRoot(t)
+	r, j := newRuntime(t, t.TempDir()), newJudge(t)
+	s, h := start(t, r, func(s *sandbox.Spec) { s.Rootfs, s.Image, s.Watch = dir, image, j })
+	said := make(chan string, 1)
+	go func() { said <- h.sh(t, 1000, "/bin/sh -c '/bin/echo held > /tmp/said'") }()
+	j.until("a held program", func() bool { return j.waits > 0 })
+	fork := filepath.Join(t.TempDir(), "fork")
+	begin := time.Now()
+	if err := r.Save(t.Context(), s.ID, fork, sandbox.SaveOptions{Keep: true, Brief: true}); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("saved in %v", time.Since(begin))
+	// The original goes on.
+	j.until("it has asked again", func() bool { return j.gaveUp > 0 && j.waits > 0 })
+	j.held <- true
+	if got := <-said; got != "" {
+		t.Errorf("in the original: %q", got)
+	}
+	paused := filepath.Join(t.TempDir(), "paused")
+	// Not by the guest itself: Go starts processes with vfork, and would wait for this one.
+	h.sh(t, 1000, "(sleep 0.2; /bin/echo held) > /tmp/background 2>&1 &")
+	j.until("another one", func() bool { return j.waits > 0 })
+	if err := r.Save(t.Context(), s.ID, paused, sandbox.SaveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	j.until("the host has heard of it", func() bool { return j.waits == 0 })
+	for name, from := range map[string]string{"forked": fork, "resumed": paused} {
+		for _, prepared := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, prepared %v", name, prepared), func(t *testing.T) {
+				j := newJudge(t)
+				h, link := newLink(t)
+				c := specWith(t, link)
+				c.Rootfs, c.Image, c.Watch, c.From = dir, image, j, from
+				if prepared {
+					if _, err := r.Prepare(t.Context(), []sandbox.Spec{c}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := r.Start(t.Context(), c); err != nil {
+					t.Fatal(err)
+				}
+				defer func() {
+					if err := r.Stop(context.Background(), c.ID); err != nil {
+						t.Error(err)
+					}
+				}()
+				h.ping(t)
+				j.until("the one that waited asks again", func() bool { return j.waits > 0 })
+				if got := h.do(t, 1000, "exec", "/bin/id"); !strings.Contains(got, "permission denied") {
+					t.Errorf("got %q, want EACCES", got)
+				}
+				if err := r.Observe(t.Context(), c.ID, sandbox.Observed{Opens: true, Digests: true}); err != nil {
+					t.Error(err)
+				}
+				h.sh(t, 1000, "/bin/true restored > /tmp/restored")
+				j.until("an open", func() bool {
+					return slices.ContainsFunc(j.opens, func(o sandbox.Open) bool { return o.Path == "/tmp/restored" && o.Err == 0 })
+				})
+				if j.last("restored").SHA256 == [32]byte{} {
+					t.Error("a program has no digest")
+				}
+				j.held <- true
+				if name == "forked" {
+					j.until("its end", func() bool {
+						for _, x := range j.execs {
+							if _, ok := j.exits[x.PID]; ok && slices.Contains(x.Args, "held") {
+								return true
+							}
+						}
+						return false
+					})
+					if got := h.do(t, 1000, "cat", "/tmp/said"); got != "held" {
+						t.Errorf("the program that waited said %q", got)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestSandboxEndsWithoutItsGate: when nobody is left who could judge what a sandbox starts,
+// it ends. As long as somebody holds the host's end it waits, and the next process of this
+// program takes it over.
+func TestSandboxEndsWithoutItsGate(t *testing.T) {
+	needRoot(t)
+	dir, image := shellRoot(t)
+	state := t.TempDir()
+	r, j := newRuntime(t, state), newJudge(t)
+	s, h := start(t, r, func(s *sandbox.Spec) { s.Rootfs, s.Image, s.Watch = dir, image, j })
+	kept, err := r.Gate(s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+	said := make(chan string, 2)
+	go func() { said <- h.sh(t, 1000, "/bin/echo held; true") }()
+	j.until("a held program", func() bool { return j.waits > 0 })
+	// The server is killed: its end is closed, and the keeper's is not.
+	r.all[s.ID].gate.abandon()
+	go func() { said <- h.sh(t, 1000, "/bin/echo while no server ran") }()
+	next, j2 := newRuntime(t, state), newJudge(t)
+	if err := next.AdoptGate(s.ID, kept, j2); err != nil {
+		t.Fatal(err)
+	}
+	j2.until("it was asked what its predecessor did not answer", func() bool { return j2.waits == 1 })
+	if got := <-said; got != "while no server ran" {
+		t.Errorf("got %q", got)
+	}
+	j2.held <- true
+	if got := <-said; got != "held" {
+		t.Errorf("got %q", got)
+	}
+	seen := 0
+	for _, e := range j2.execs {
+		if slices.Contains(e.Args, "held") || slices.Contains(e.Args, "ran") {
+			seen++
+		}
+	}
+	if seen != 2 {
+		t.Errorf("it was asked %d times, want 2: %v", seen, j2.execs)
+	}
+	if got := h.sh(t, 1000, "/bin/id"); !strings.Contains(got, "denied") {
+		t.Errorf("got %q, want a refusal", got)
+	}
+	kept.Close()
+	next.all[s.ID].gate.abandon()
+	if reason, err := next.Wait(t.Context(), s.ID); err != nil {
+		t.Errorf("%q, %v", reason, err)
+	}
+}
+
+// TestCompromisedKernelEndsWithItsSandbox: a gate that speaks nonsense is closed, and its
+// sandbox with it.
+func TestCompromisedKernelEndsWithItsSandbox(t *testing.T) {
+	r := &Runtime{}
+	r.buffers.New = newGateBuffer
+	for name, msg := range map[string][]byte{
+		"no hello": {'e', 0, 0, 0, 1, 0, 0, 0, 0}, "nonsense": {0xff}, "half": {'x', 0}, "too long": bytes.Repeat([]byte{'x'}, 300<<10),
+	} {
+		g, theirs, err := r.newGate(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name != "no hello" {
+			if _, err := theirs.Write([]byte{'h', 1}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := theirs.Write(msg); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-g.done:
+		case <-time.After(time.Minute):
+			t.Errorf("%s: the gate stands", name)
+		}
+		theirs.Close()
+		g.close()
+	}
+}
+
+// TestQuestionsAreBounded: a sandbox that asks without end is refused what is too much, and
+// goes on when its questions are answered or given up.
+func TestQuestionsAreBounded(t *testing.T) {
+	r, j := &Runtime{}, newJudge(t)
+	r.buffers.New = newGateBuffer
+	g, theirs, err := r.newGate(j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.close()
+	defer theirs.Close()
+	const n, more = maxAsked, 300
+	kernel := func(e launch.Event) {
+		t.Helper()
+		if _, err := theirs.Write(e.Append(nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hear := func(want bool, ids func(id uint64) bool) {
+		t.Helper()
+		b := make([]byte, 64)
+		got, err := theirs.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := launch.ParseCommand(b[:got])
+		if err != nil || c.Kind != launch.Verdict || c.Allow != want || !ids(c.ID) {
+			t.Fatalf("heard %+v, %v", c, err)
+		}
+	}
+	kernel(launch.Event{Kind: launch.Hello})
+	for id := range uint64(n + more) {
+		kernel(launch.Event{Kind: launch.Exec, ID: id, Args: []string{"held"}})
+		if id >= n {
+			hear(false, func(got uint64) bool { return got == id })
+		}
+	}
+	kernel(launch.Event{Kind: launch.Exec, ID: 0, Args: []string{"held"}}) // twice: it is asked once
+	j.until("the questions wait", func() bool { return j.waits == n })
+	if j.missed != more {
+		t.Errorf("%d are missed, want %d", j.missed, more)
+	}
+	for id := range uint64(n) {
+		if id%2 == 0 {
+			kernel(launch.Event{Kind: launch.GiveUp, ID: id})
+		}
+	}
+	for range n / 2 {
+		hear(true, func(got uint64) bool { return got%2 == 0 }) // which nobody waits for
+	}
+	j.until("half is given up", func() bool { return j.gaveUp == n/2 && j.waits == n/2 })
+	for range n / 2 {
+		j.held <- false
+	}
+	for range n / 2 {
+		hear(false, func(got uint64) bool { return got%2 == 1 })
+	}
+	// Large ones are bounded by their size.
+	long := strings.Repeat("x", 90<<10)
+	refused := 0
+	for id := range uint64(200) {
+		e := launch.Event{Kind: launch.Exec, ID: 1000 + id, Args: []string{"held", long}}
+		kernel(e)
+		if (int(id)+1)*len(e.Append(nil)) > maxAskedBytes {
+			refused++
+			hear(false, func(got uint64) bool { return got == 1000+id })
+		}
+	}
+	if refused == 0 {
+		t.Error("none was refused")
+	}
+	g.close()
+	<-g.done
+	j.until("the end of the gate ends all questions", func() bool { return j.waits == 0 })
+}
+
+// TestUnheardAnswersAreBounded: a kernel that takes no answers does not make the server
+// wait with more and more of them.
+func TestUnheardAnswersAreBounded(t *testing.T) {
+	r := &Runtime{}
+	r.buffers.New = newGateBuffer
+	g, theirs, err := r.newGate(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	before := runtime.NumGoroutine()
+	send := func(e launch.Event) error { return unix.Send(int(theirs.Fd()), e.Append(nil), unix.MSG_DONTWAIT) }
+	if err := send(launch.Event{Kind: launch.Hello}); err != nil {
+		t.Fatal(err)
+	}
+	stuck := 0
+	for id := uint64(0); id < 8*maxAsked && stuck < 100; {
+		switch err := send(launch.Event{Kind: launch.Exec, ID: id, Args: []string{"true"}}); {
+		case err == nil:
+			id, stuck = id+1, 0
+			if id%64 == 0 { // so that all of them are judged
+				time.Sleep(2 * time.Millisecond)
+			}
+		case errors.Is(err, unix.EAGAIN):
+			stuck++
+			time.Sleep(time.Millisecond)
+		default:
+			t.Fatal(err)
+		}
+	}
+	if n := runtime.NumGoroutine() - before; n > maxAsked+50 {
+		t.Errorf("%d goroutines wait, want at most %d", n, maxAsked)
+	}
+	g.close()
+	<-g.done
+}

@@ -1,0 +1,9 @@
+package runsc
+
+import "golang.org/x/sys/unix"
+
+// Calls that some architectures do not have.
+const (
+	sysOpen  = unix.SYS_OPEN
+	sysCreat = unix.SYS_CREAT
+)
