@@ -31,8 +31,8 @@ var layers = [][]string{
 	{"quota"},
 	{"mailbox", "rulebook", "sandbox", "sandbox/runsc", "volume", "secret", "permit"}, // the nouns
 	{"connection"},
-	{"request"}, // requests of sandboxes and their commands, as actions
-	{"inspect"}, // the requests inside connections
+	{"request", "command"}, // requests of sandboxes and their commands, as actions
+	{"inspect"},            // the requests inside connections
 	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"build"}, // templates of projects
 

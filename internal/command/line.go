@@ -1,0 +1,203 @@
+package command
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"path"
+	"strings"
+	"time"
+
+	"postern/internal/extract"
+	"postern/internal/leak"
+	"postern/internal/sandbox"
+)
+
+const (
+	maxText = 1 << 10 // bytes of one argument or path in the record; the rest is cut
+	maxArgs = 4 << 10 // bytes of all arguments of a start in the record
+	maxWhy  = 500     // bytes of a reason
+)
+
+// What a line of a record says.
+const (
+	lineHead   = "head"   // the state at the beginning of a further file; no event, and not in the digest
+	lineBind   = "bind"   // the sandbox was bound to a contract
+	lineHeld   = "held"   // a start waits for a person
+	lineStart  = "start"  // a start was allowed
+	lineRefuse = "refuse" // a start was refused
+	lineExit   = "exit"   // a process ended
+	lineOpen   = "open"   // a file was opened for writing, or was tried to
+	lineMissed = "missed" // events were lost
+)
+
+// A line is one event of a record, as JSON. Its texts come from the sandbox.
+type line struct {
+	What   string   `json:"e"`
+	Time   int64    `json:"t"` // Unix microseconds
+	PID    int32    `json:"pid,omitempty"`
+	Parent int32    `json:"ppid,omitempty"`
+	Path   string   `json:"path,omitempty"`
+	Name   string   `json:"name,omitempty"` // where it differs from Path
+	Dir    string   `json:"dir,omitempty"`
+	Args   []string `json:"args,omitempty"`
+	// Digest is the SHA-256 of the arguments, each with a zero byte after it, where Args
+	// is not exactly what they were: cut, masked or not valid UTF-8.
+	Digest string `json:"args_sha256,omitempty"`
+	SHA256 string `json:"sha256,omitempty"` // of the program's file
+	Fixed  bool   `json:"fixed,omitempty"`
+	UID    uint32 `json:"uid,omitempty"`
+	Cut    bool   `json:"cut,omitempty"`
+	Why    string `json:"why,omitempty"`
+	Action string `json:"action,omitempty"`
+	Entry  *int   `json:"entry,omitempty"` // of the contract's Commands.Allow
+
+	Code   int `json:"code,omitempty"`
+	Signal int `json:"signal,omitempty"`
+
+	Err int `json:"err,omitempty"` // number of the error of an open
+
+	N        uint64 `json:"n,omitempty"`        // of lost events
+	Contract string `json:"contract,omitempty"` // "name@sha256:…"
+
+	State *state `json:"state,omitempty"` // of a head
+}
+
+// encode returns l as a line with its end.
+func (l *line) encode() ([]byte, error) {
+	b, err := json.Marshal(l)
+	if err != nil {
+		return nil, fmt.Errorf("encode line: %w", err)
+	}
+	return append(b, '\n'), nil
+}
+
+// startLine returns the line of a start. The environment is never part of it: it has
+// keys and placeholders of keys.
+func startLine(e *sandbox.Exec) line {
+	l := line{
+		Time: e.Time.UnixMicro(), PID: e.PID, Parent: e.Parent, Path: kept(e.Path, maxText), Dir: kept(e.Dir, maxText),
+		Fixed: e.Fixed, UID: e.UID, Cut: e.Cut,
+	}
+	if e.Time.IsZero() {
+		l.Time = time.Now().UnixMicro()
+	}
+	if e.Name != e.Path {
+		l.Name = kept(e.Name, maxText)
+	}
+	if e.SHA256 != [32]byte{} {
+		l.SHA256 = hex.EncodeToString(e.SHA256[:])
+	}
+	l.Args, l.Digest = keptArgs(e.Args)
+	return l
+}
+
+// keptArgs returns the arguments as the record has them, and a digest where that is not
+// exactly what they were.
+func keptArgs(args []string) (out []string, digest string) {
+	room, exact := maxArgs, true
+	for _, arg := range args {
+		if room <= 0 {
+			exact = false
+			break
+		}
+		k := kept(arg, min(room, maxText))
+		room -= len(k) + 1
+		exact = exact && k == arg
+		out = append(out, k)
+	}
+	// A secret may be written over two arguments: --password VALUE.
+	if joined := strings.Join(out, "\n"); leak.Redact(joined) != joined {
+		exact = false
+		for i, arg := range out {
+			out[i] = leak.Redact(arg)
+		}
+		if again := leak.Redact(strings.Join(out, "\n")); again != strings.Join(out, "\n") {
+			// The line ends are inside of what is masked: the words cannot be told apart
+			// any more.
+			out = []string{out[0], again}
+		}
+	}
+	if !exact {
+		h := sha256.New()
+		for _, arg := range args {
+			h.Write([]byte(arg))
+			h.Write([]byte{0})
+		}
+		digest = hex.EncodeToString(h.Sum(nil))
+	}
+	return out, digest
+}
+
+// kept returns at most so many bytes of a text of the sandbox, as valid UTF-8.
+func kept(s string, most int) string {
+	if len(s) > most {
+		s = extract.Cut(s[:most], most) + "…"
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+// program returns the name under which starts of a program are counted.
+func program(l *line) string {
+	if l.Path == "" {
+		return "(no name)"
+	}
+	return path.Base(l.Path)
+}
+
+// A state is what is known of a record besides its lines.
+type state struct {
+	Lines    uint64            `json:"lines"`
+	Started  uint64            `json:"started"`
+	Refused  uint64            `json:"refused"`
+	Held     uint64            `json:"held"`
+	Exited   uint64            `json:"exited"`
+	Opened   uint64            `json:"opened"`
+	Missed   uint64            `json:"missed"`
+	Broken   uint64            `json:"broken,omitempty"` // lines that could not be read
+	Contract string            `json:"contract,omitempty"`
+	Programs map[string]uint64 `json:"programs,omitempty"` // starts by name; at most maxPrograms
+	Used     map[int]int       `json:"used,omitempty"`     // starts by entry of the contract
+	Sum      []byte            `json:"sum,omitempty"`      // the digest's state
+}
+
+const (
+	maxPrograms   = 200
+	otherPrograms = "(other)"
+)
+
+// count counts l.
+func (s *state) count(l *line) {
+	s.Lines++
+	switch l.What {
+	case lineBind:
+		if s.Contract == "" {
+			// What was before is the template's: its services, which are being ended.
+			*s = state{Lines: s.Lines, Missed: s.Missed, Broken: s.Broken}
+		}
+		s.Contract = l.Contract
+	case lineHeld:
+		s.Held++
+	case lineStart:
+		s.Started++
+		name := program(l)
+		if _, ok := s.Programs[name]; !ok && len(s.Programs) >= maxPrograms {
+			name = otherPrograms
+		}
+		if s.Programs == nil {
+			s.Programs = map[string]uint64{}
+		}
+		s.Programs[name]++
+	case lineRefuse:
+		s.Refused++
+	case lineExit:
+		s.Exited++
+	case lineOpen:
+		s.Opened++
+	case lineMissed:
+		s.Missed += l.N
+	default:
+		s.Broken++
+	}
+}

@@ -1,0 +1,222 @@
+package command
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"postern/internal/sandbox"
+	"postern/internal/store"
+)
+
+// Verdict says what became of a start.
+type Verdict string
+
+// The verdicts.
+const (
+	Allowed  Verdict = "allowed"
+	Denied   Verdict = "refused"
+	Awaiting Verdict = "held" // a person is asked; or the process gave up meanwhile
+)
+
+// A Record says which programs were started in a sandbox, as its kernel and this server
+// saw it. Texts are the sandbox's: valid UTF-8, hostile otherwise. Of a sandbox with a
+// contract the counts and lists begin when it was bound; Lines and SHA256 cover all.
+type Record struct {
+	Sandbox  string
+	Contract string // that it was bound by, "name@sha256:…"; or empty
+
+	Started, Refused, Held, Exited, Opened uint64
+	// Missed is how many events were lost.
+	Missed   uint64
+	Programs map[string]uint64 // starts by the name of the program's file; the rest is under "(other)"
+
+	// Lines is how many events the record has had, and SHA256 the digest of all their
+	// lines in hexadecimal, also of those that are not kept any more.
+	Lines  uint64
+	SHA256 string
+	// Complete says that every event of the sandbox is in the counts and the digest.
+	Complete bool
+	// Dropped is how many lines, from the middle, are not kept any more.
+	Dropped uint64
+
+	Commands []Command // the first and the newest, in the order of their starts
+	Opens    []Opened
+	Ended    bool // the sandbox has ended, and this was recorded
+}
+
+// A Command is a start of a program.
+type Command struct {
+	Time    time.Time
+	PID     int32
+	Parent  int32
+	Path    string // of the file, after symbolic links; empty if it has no name
+	Name    string // as the caller wrote it
+	Dir     string
+	Args    []string // bounded, secrets masked
+	Exact   bool     // Args is exactly what the program got
+	Digest  string   // SHA-256 of the arguments, each with a zero byte after it, in hexadecimal; empty if Exact
+	SHA256  string   // of the file, in hexadecimal; empty if not known
+	Fixed   bool     // the file is the template's
+	UID     uint32
+	Verdict Verdict
+	Why     string // of a refusal, or who approved it; may be empty
+	Action  string // by which a person was asked; or empty
+	Entry   int    // of the contract's commands.allow that allowed it; -1 if none
+
+	Exited bool      // its end is in the record
+	Became bool      // the process went on as another program, the next Command of this PID
+	Ended  time.Time // zero unless Exited or Became
+	Code   int       // exit code, if Exited
+	Signal int       // that ended it; 0 if none
+}
+
+// Duration returns how long the program ran; 0 if that is not known.
+func (c *Command) Duration() time.Duration {
+	if c.Ended.IsZero() {
+		return 0
+	}
+	return max(0, c.Ended.Sub(c.Time))
+}
+
+// An Opened is a file that was opened for writing, or was tried to.
+type Opened struct {
+	Time time.Time
+	PID  int32
+	Path string
+	Err  int // number of the error; 0 means success
+}
+
+// readRecord reads the record of a sandbox.
+func readRecord(dir, id string) (Record, error) {
+	r := Record{Sandbox: id, Complete: true}
+	b := builder{record: &r, running: map[int32]int{}, held: map[string]int{}}
+	var last state
+	seen := uint64(0)
+	found := false
+	for _, part := range []string{partFirst, partOlder, partNow} {
+		path := partPath(dir, id, part)
+		s, sum, _, err := foldFile(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case errors.Is(err, errHeadless):
+			// Nothing is in it yet, or a crash came before its head was written.
+			found = true
+			continue
+		case err != nil:
+			return Record{}, fmt.Errorf("read record of commands: %w", err)
+		}
+		found = true
+		f, err := os.Open(path)
+		if err != nil {
+			return Record{}, fmt.Errorf("read record of commands: %w", err)
+		}
+		_, err = eachLine(f, func(_ []byte, l *line) error {
+			if l == nil || l.What != lineHead {
+				seen++
+			}
+			if l != nil {
+				b.add(l)
+			}
+			return nil
+		})
+		if err := errors.Join(err, f.Close()); err != nil {
+			return Record{}, fmt.Errorf("read record of commands: %w", err)
+		}
+		last, r.SHA256 = s, hex.EncodeToString(sum.Sum(nil))
+	}
+	if !found {
+		return Record{}, fmt.Errorf("sandbox %s has no record of commands: %w", id, sandbox.ErrNotFound)
+	}
+	r.Contract, r.Programs = last.Contract, last.Programs
+	r.Started, r.Refused, r.Held, r.Exited, r.Opened = last.Started, last.Refused, last.Held, last.Exited, last.Opened
+	r.Missed, r.Lines = last.Missed, last.Lines
+	r.Complete = last.Missed == 0 && last.Broken == 0
+	if last.Lines > seen {
+		r.Dropped = last.Lines - seen
+	}
+	r.Ended = exists(partPath(dir, id, partEnd))
+	return r, nil
+}
+
+// A builder puts the lines of a record together.
+type builder struct {
+	record  *Record
+	running map[int32]int  // by PID: index in Commands
+	held    map[string]int // by PID and action: index in Commands
+	bound   bool
+}
+
+func (b *builder) add(l *line) {
+	at := store.FromTime(l.Time)
+	switch l.What {
+	case lineBind:
+		if !b.bound {
+			b.bound = true
+			b.record.Commands, b.record.Opens = nil, nil
+			clear(b.running)
+			clear(b.held)
+		}
+	case lineHeld, lineStart, lineRefuse:
+		b.start(l, at)
+	case lineExit:
+		if i, ok := b.running[l.PID]; ok {
+			c := &b.record.Commands[i]
+			c.Exited, c.Ended, c.Code, c.Signal = true, at, l.Code, l.Signal
+			delete(b.running, l.PID)
+		}
+	case lineOpen:
+		b.record.Opens = append(b.record.Opens, Opened{Time: at, PID: l.PID, Path: l.Path, Err: l.Err})
+	}
+}
+
+func (b *builder) start(l *line, at time.Time) {
+	c := Command{
+		Time: at, PID: l.PID, Parent: l.Parent, Path: l.Path, Name: l.Name, Dir: l.Dir, Args: l.Args, Exact: l.Digest == "" && !l.Cut, Digest: l.Digest,
+		SHA256: l.SHA256, Fixed: l.Fixed, UID: l.UID, Why: l.Why, Action: l.Action, Entry: -1,
+	}
+	if c.Name == "" {
+		c.Name = c.Path
+	}
+	if l.Entry != nil {
+		c.Entry = *l.Entry
+	}
+	switch l.What {
+	case lineHeld:
+		c.Verdict = Awaiting
+	case lineStart:
+		c.Verdict = Allowed
+	default:
+		c.Verdict = Denied
+	}
+	key := fmt.Sprint(l.PID, " ", l.Action)
+	if i, ok := b.held[key]; ok && l.Action != "" {
+		if c.Verdict == Awaiting {
+			return // the kernel asks again, after a pause or a signal
+		}
+		b.record.Commands[i] = c // the answer to a start that was held
+		delete(b.held, key)
+		b.note(c, i)
+		return
+	}
+	if c.Verdict == Awaiting {
+		b.held[key] = len(b.record.Commands)
+	}
+	b.record.Commands = append(b.record.Commands, c)
+	b.note(c, len(b.record.Commands)-1)
+}
+
+// note keeps which program a process runs.
+func (b *builder) note(c Command, i int) {
+	if c.Verdict != Allowed {
+		return
+	}
+	if was, ok := b.running[c.PID]; ok && was != i {
+		b.record.Commands[was].Became, b.record.Commands[was].Ended = true, c.Time
+	}
+	b.running[c.PID] = i
+}
