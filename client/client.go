@@ -97,6 +97,10 @@ type Client struct {
 	Session    *SessionService
 	Notify     *NotifyService
 	Sandboxes  *SandboxService
+	Runs       *RunService
+	Contracts  *ContractService
+
+	Verifications *VerificationService
 }
 
 // New returns a client of the server at serverURL that shows key. See [Config]
@@ -145,6 +149,8 @@ func (c *Client) services() {
 	c.Sending, c.Suppressed, c.Signing, c.Domains = &SendingService{c}, &SuppressionService{c}, &SigningService{c}, &DomainService{c}
 	c.Quarantine, c.People, c.Session, c.Notify = &QuarantineService{c}, &PeopleService{c}, &SessionService{c}, &NotifyService{c}
 	c.Sandboxes = &SandboxService{c}
+	c.Runs, c.Contracts = &RunService{c}, &ContractService{c}
+	c.Verifications = &VerificationService{c}
 }
 
 // CheckURL parses the address of a server that is sent a key. Over http it must
@@ -360,4 +366,25 @@ func (c *Client) download(ctx context.Context, path ...string) (io.ReadCloser, e
 		return nil, err
 	}
 	return resp.Body, nil
+}
+
+// upload does a request whose body is a file. It is not retried: r is read once.
+func (c *Client) upload(ctx context.Context, method string, query url.Values, r io.Reader, path ...string) (*http.Response, error) {
+	u, err := c.url(path, query)
+	if err != nil {
+		return nil, err
+	}
+	if r == nil {
+		r = http.NoBody
+	}
+	req, err := http.NewRequestWithContext(ctx, method, u, r)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/octet-stream")
+	if c.key != "" {
+		req.Header.Set("Authorization", "Bearer "+c.key)
+	}
+	req.Header.Set("User-Agent", c.agent)
+	return answer(c.http.Do(req))
 }

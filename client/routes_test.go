@@ -110,6 +110,8 @@ func call(t *testing.T, rec *recorder, m reflect.Value, first string) {
 	for k := range m.Type().NumIn() {
 		p := m.Type().In(k)
 		switch {
+		case p == reflect.TypeFor[io.Reader]():
+			in = append(in, reflect.ValueOf(http.NoBody))
 		case p.Kind() == reflect.Interface:
 			in = append(in, reflect.ValueOf(ctx))
 		case p.Kind() == reflect.String:

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
+	"strconv"
 	"time"
 )
 
@@ -64,6 +65,16 @@ func (s *SandboxService) Resume(ctx context.Context, id string, timeout time.Dur
 // Kill ends a sandbox. Everything in it is lost.
 func (s *SandboxService) Kill(ctx context.Context, id string) error {
 	return s.c.remove(ctx, "sandboxes", id)
+}
+
+// Commands returns what was started in a sandbox, also in one that has ended some days
+// ago, with at most so many of the newest commands; 0 means 100, and the most is 1000.
+func (s *SandboxService) Commands(ctx context.Context, id string, most int) (SandboxCommands, error) {
+	v := url.Values{}
+	if most > 0 {
+		v.Set("limit", strconv.Itoa(most))
+	}
+	return get[SandboxCommands](ctx, s.c, v, "v1", "sandboxes", id, "commands")
 }
 
 // Trace returns how long the steps of the newest operation on a sandbox took. The

@@ -12,6 +12,31 @@ import (
 //nolint:revive // package api says of each what it is
 type (
 	Account          = api.Account
+	Boundary         = api.Boundary
+	Contract         = api.Contract
+	NewInput         = api.NewInput
+	NewRun           = api.NewRun
+	Run              = api.Run
+	RunAnswers       = api.RunAnswers
+	RunArtifact      = api.RunArtifact
+	RunArtifactList  = api.RunArtifactList
+	RunClause        = api.RunClause
+	RunCommandResult = api.RunCommandResult
+	RunContact       = api.RunContact
+	RunDecision      = api.RunDecision
+	RunLimit         = api.RunLimit
+	RunMail          = api.RunMail
+	RunProgram       = api.RunProgram
+	RunPrograms      = api.RunPrograms
+	RunReport        = api.RunReport
+	RunSecret        = api.RunSecret
+	RunTrace         = api.RunTrace
+	RunUsage         = api.RunUsage
+	RunWrite         = api.RunWrite
+	RunEvent         = api.RunEvent
+	RunEventList     = api.RunEventList
+	RunInput         = api.RunInput
+	RunNeeds         = api.RunNeeds
 	Action           = api.Action
 	AllowEntry       = api.AllowEntry
 	AllowRequest     = api.AllowRequest
@@ -104,6 +129,8 @@ type (
 	RotatedWebhook   = api.RotatedWebhook
 	SafeContent      = api.SafeContent
 	Permit           = api.Permit
+	SandboxCommand   = api.SandboxCommand
+	SandboxCommands  = api.SandboxCommands
 	Trace            = api.Trace
 	TraceStep        = api.TraceStep
 	Scope            = api.Scope
@@ -210,6 +237,31 @@ const (
 	StatusPending           = api.StatusPending
 	StatusScheduled         = api.StatusScheduled
 	StatusApproved          = api.StatusApproved
+	RunDraft                = api.RunDraft
+	RunProposed             = api.RunProposed
+	RunRefused              = api.RunRefused
+	RunStarting             = api.RunStarting
+	RunRunning              = api.RunRunning
+	RunCollecting           = api.RunCollecting
+	RunEnded                = api.RunEnded
+	RunSucceeded            = api.RunSucceeded
+	RunFailed               = api.RunFailed
+	RunViolated             = api.RunViolated
+	RunTimedOut             = api.RunTimedOut
+	RunCancelled            = api.RunCancelled
+	RunLost                 = api.RunLost
+	RunRefusedByBoundary    = api.RunRefusedByBoundary
+	RunRefusedByEvidence    = api.RunRefusedByEvidence
+	RunRefusedByReview      = api.RunRefusedByReview
+	RunRefusedByTime        = api.RunRefusedByTime
+	RunEventState           = api.RunEventState
+	RunEventDecision        = api.RunEventDecision
+	RunEventCommand         = api.RunEventCommand
+	RunEventExit            = api.RunEventExit
+	RunEventOutput          = api.RunEventOutput
+	RunEventLimit           = api.RunEventLimit
+	RunEventViolation       = api.RunEventViolation
+	RunEventArtifact        = api.RunEventArtifact
 )
 
 // Attach returns an attachment of a [NewMessage] with the given content.

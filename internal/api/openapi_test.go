@@ -20,7 +20,12 @@ import (
 type wire struct{ in, out any }
 
 var operations = map[string]wire{
-	"listPermits": {nil, api.PermitList{}}, "getPermit": {nil, api.Permit{}}, "getSandboxTrace": {nil, api.Trace{}}, "endPermit": {nil, nil}, "narrowProposal": {api.NarrowedProposal{}, api.Action{}},
+	"listRuns": {nil, api.RunList{}}, "proposeRun": {api.NewRun{}, api.Run{}}, "getRun": {nil, api.Run{}}, "uploadRunInput": {nil, api.Run{}}, "submitRun": {nil, api.Run{}},
+	"listRunEvents": {nil, api.RunEventList{}}, "cancelRun": {nil, api.Run{}},
+	"listRunArtifacts": {nil, api.RunArtifactList{}}, "getRunArtifact": {nil, nil}, "getRunReport": {nil, api.RunReport{}}, "getRunStatement": {nil, nil},
+	"listContracts": {nil, api.ContractList{}}, "getContract": {nil, api.Contract{}}, "putContract": {api.ContractText{}, api.Contract{}}, "deleteContract": {},
+	"getBoundary": {nil, api.Boundary{}}, "setBoundary": {api.ContractText{}, api.Boundary{}}, "removeBoundary": {},
+	"listPermits": {nil, api.PermitList{}}, "getPermit": {nil, api.Permit{}}, "getSandboxTrace": {nil, api.Trace{}}, "getSandboxCommands": {nil, api.SandboxCommands{}}, "endPermit": {nil, nil}, "narrowProposal": {api.NarrowedProposal{}, api.Action{}},
 	"listSecrets": {nil, api.SecretList{}}, "createSecret": {api.NewSecret{}, api.Secret{}}, "getSecret": {nil, api.Secret{}},
 	"updateSecret": {api.SecretChange{}, api.Secret{}}, "rotateSecret": {api.SecretValue{}, api.Secret{}}, "deleteSecret": {nil, nil},
 	"listDomains": {nil, api.DomainList{}}, "addDomain": {api.NewDomain{}, api.Domain{}}, "getDomain": {nil, api.Domain{}},
@@ -62,6 +67,7 @@ var operations = map[string]wire{
 	"beginSession": {api.SignIn{}, api.Session{}}, "showSession": {nil, api.Session{}}, "endSession": {}, "stepUp": {api.StepUp{}, api.Session{}},
 	"listPeople": {nil, api.PersonList{}}, "listInvitations": {nil, api.InvitationList{}}, "invitePerson": {api.NewInvitation{}, api.Invitation{}}, "withdrawInvitation": {},
 	"changePerson": {api.PersonChange{}, nil}, "disablePerson": {}, "enablePerson": {}, "resetPerson": {}, "renewPassword": {nil, api.Invitation{}},
+	"beginVerification": {api.NewVerification{}, api.Verification{}}, "endVerification": {api.VerificationResult{}, nil},
 	"getProblem": {nil, api.ProblemKind{}},
 }
 
