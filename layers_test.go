@@ -35,7 +35,7 @@ var layers = [][]string{
 	{"inspect"},            // the requests inside connections
 	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"build"}, // templates of projects
-
+	{"run"},   // runs by contract
 	{"e2bapi", "mailapi", "mcpserver", "bridge", "console", "notary"}, // the doors
 }
 
