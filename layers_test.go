@@ -36,7 +36,7 @@ var layers = [][]string{
 	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"build"}, // templates of projects
 	{"run"},   // runs by contract
-	{"e2bapi", "mailapi", "mcpserver", "bridge", "console", "notary"}, // the doors
+	{"e2bapi", "mailapi", "mcpserver", "bridge", "console", "notary", "verification"}, // the doors
 }
 
 // only restricts what a package may import from outside the standard library.

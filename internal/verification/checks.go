@@ -1,0 +1,587 @@
+package verification
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/client"
+)
+
+// The addresses that nothing in a sandbox may reach. Those outside belong to public
+// resolvers and exist: that nobody answers must be the wall's doing.
+const (
+	publicHost  = "1.1.1.1"
+	publicHost2 = "9.9.9.9"
+	publicHost6 = "2606:4700:4700::1111"
+)
+
+// endpoint is an address and a port, as the probe takes them.
+type endpoint [2]any
+
+// table returns all checks. To add one, add its row here and its hole to holes in
+// the tests.
+func table() []*Check {
+	const short, long = time.Minute, 3 * time.Minute
+	return []*Check{
+		{
+			ID: "files.guest", Group: Files, limit: short,
+			Tried: "read the guest's program, memory, files and environment, as root too", Expected: "no right to, and a right to its own",
+			Wants: []Want{control("its own memory"), hidden("the guest's environment"), hidden("the guest's memory"), hidden("the guest's open files"), hidden("the guest's program through /proc"), hidden("the guest's root directory")},
+			try:   inside(guestJobs("1")...),
+		},
+		{
+			ID: "files.host", Group: Files, limit: short,
+			Tried: "look for files of the server and of the host", Expected: "none are there",
+			Wants: []Want{control("a file of its own"), absent("the server's files"), absent("the host's kernel log and disks"), absent("the host's processes")},
+			try:   tryHostFiles,
+		},
+		{
+			ID: "files.others", Group: Files, limit: short,
+			Tried: "look for files that another sandbox wrote", Expected: "none are there",
+			Wants: []Want{control("written in the other"), absent("the other's files")},
+			try:   tryOtherFiles,
+		},
+		{
+			ID: "files.kernel", Group: Files, limit: short,
+			Tried: "mount proc, make and open devices, trace the guest, load a module", Expected: "each is refused, as root too",
+			Wants: []Want{control("its own directory"), refused("mount a file system"), noWay("open a device that it made"), noWay("trace the guest"), refused("load a module")},
+			try:   inside(kernelJobs("1")...),
+		},
+
+		{
+			ID: "egress.tcp", Group: Egress, limit: short,
+			Tried: "connect by TCP to public addresses", Expected: "refused in 5 s, and in the audit",
+			Wants: []Want{control("a server in the sandbox"), noWay("TCP to a public address"), control("the refusal is in the audit")},
+			try: recorded([]string{publicHost + ":443", publicHost2 + ":80"},
+				job{What: "a server in the sandbox", Kind: "loopback", Targets: []string{""}},
+				job{What: "TCP to a public address", Kind: "tcp", Targets: []endpoint{{publicHost, 443}, {publicHost2, 80}}}),
+		},
+		{
+			ID: "egress.udp", Group: Egress, limit: short,
+			Tried: "send UDP to public addresses", Expected: "no answer in 5 s, and in the audit",
+			Wants: []Want{noWay("UDP to a public address"), control("the refusal is in the audit")},
+			try: recorded([]string{publicHost + ":123"},
+				job{What: "UDP to a public address", Kind: "udp", Targets: []endpoint{{publicHost, 123}, {publicHost2, 4433}}}),
+		},
+		{
+			ID: "egress.dns", Group: Egress, limit: short,
+			Tried: "ask outside resolvers, and tunnel data in names", Expected: "no name is answered, and in the audit",
+			Wants: []Want{noWay("a tunnel to an outside resolver"), noWay("an outside resolver by TCP"), noWay("a tunnel through the sandbox's own resolver"), control("the refusal is in the audit")},
+			try:   tryDNS,
+		},
+		{
+			ID: "egress.icmp", Group: Egress, limit: short,
+			Tried: "ping public addresses", Expected: "no echo in 5 s",
+			Wants: []Want{noWay("ping a public address")},
+			try:   inside(job{What: "ping a public address", Kind: "icmp", Targets: []string{publicHost, publicHost2}}),
+		},
+		{
+			ID: "egress.ipv6", Group: Egress, limit: short,
+			Tried: "connect by IPv6, by TCP and UDP", Expected: "no way in 5 s",
+			Wants: []Want{noWay("TCP over IPv6"), noWay("UDP over IPv6")},
+			try: inside(
+				job{What: "TCP over IPv6", Kind: "tcp", Targets: []endpoint{{publicHost6, 443}}},
+				job{What: "UDP over IPv6", Kind: "udp", Targets: []endpoint{{publicHost6, 53}}}),
+		},
+		{
+			ID: "egress.metadata", Group: Egress, limit: short,
+			Tried: "connect to the metadata addresses of clouds", Expected: "refused in 5 s, and in the audit",
+			Wants: []Want{noWay("a metadata address"), noWay("a metadata name"), control("the refusal is in the audit")},
+			try: recorded([]string{"169.254.169.254:80", "169.254.170.2:80"},
+				job{What: "a metadata address", Kind: "tcp", Targets: []endpoint{{"169.254.169.254", 80}, {"169.254.170.2", 80}, {"100.100.100.200", 80}, {"168.63.129.16", 80}, {"fd00:ec2::254", 80}}},
+				job{What: "a metadata name", Kind: "resolve", Targets: []string{"metadata.google.internal", "metadata.azure.internal"}}),
+		},
+		{
+			ID: "egress.host", Group: Egress, limit: short,
+			Tried: "connect to the server's machine and its ports", Expected: "refused in 5 s",
+			Wants: []Want{noWay("the machine's addresses"), noWay("the gateway's other ports"), hidden("the API at the gateway, without a key")},
+			try:   tryHost,
+		},
+		{
+			ID: "egress.neighbours", Group: Egress, limit: short,
+			Tried: "connect to a server in another sandbox", Expected: "it is not reached",
+			Wants: []Want{control("the server in the other sandbox"), noWay("the other sandbox")},
+			try:   tryNeighbour,
+		},
+		{
+			ID: "egress.raw", Group: Egress, limit: short,
+			Tried: "open raw and packet sockets, as root too", Expected: "refused",
+			Wants: []Want{refused("a raw socket"), refused("a raw socket of IPv6"), refused("a packet socket")},
+			try:   inside(rawJobs()...),
+		},
+
+		{
+			ID: "ports.closed", Group: Ports, limit: short,
+			Tried: "open ports of a sandbox where nothing listens", Expected: "an error within 10 s",
+			Wants: []Want{refused("a closed port"), refused("a port that cannot be"), refused("a port of a sandbox that never was")},
+			try:   tryClosedPorts,
+		},
+		{
+			ID: "ports.guest", Group: Ports, limit: short,
+			Tried: "reach the guest without the sandbox's token, or with another's", Expected: "refused",
+			Wants: []Want{control("with its token"), refused("without a token"), refused("with another's token")},
+			try:   tryGuestPort,
+		},
+		{
+			ID: "ports.key", Group: Ports, limit: short,
+			Tried: "use the API with a wrong key, and look for the key", Expected: "refused, and the key is kept nowhere",
+			Wants: []Want{refused("a wrong key"), absent("the key in the server's files"), absent("the key in the log")},
+			try:   tryWrongKey,
+		},
+
+		{
+			ID: "state.pause", Group: State, limit: long,
+			Tried: "pause and resume with a file and a counting process", Expected: "both go on as they were",
+			Wants: []Want{control("the file"), control("the same process"), control("it counts on"), control("nothing answers while paused")},
+			try:   tryPause,
+		},
+
+		{
+			ID: "secrets.inside", Group: Secrets, limit: short,
+			Tried: "find a secret's value in environment, memory and files", Expected: "a placeholder alone is there",
+			Wants: []Want{control("the placeholder"), absent("the value in the environment"), absent("the value in memory"), absent("the value in files")},
+			try:   trySecret,
+		},
+		{
+			ID: "secrets.snapshot", Group: Secrets, limit: long,
+			Tried: "find a secret's value and the sandbox's token in a snapshot", Expected: "not there; a word of the sandbox is",
+			Wants: []Want{control("a word of the sandbox's memory"), absent("the value"), absent("the sandbox's token")},
+			try:   trySnapshot,
+		},
+		{
+			ID: "secrets.log", Group: Secrets, limit: short,
+			Tried: "find a secret's value in the server's log and files", Expected: "in none of them",
+			Wants: []Want{control("the log is this server's"), absent("the value in the log"), absent("the value in the server's files")},
+			try:   tryLog,
+		},
+
+		{
+			ID: "teardown.calls", Group: Teardown, limit: short,
+			Tried: "use a sandbox that was killed", Expected: "guest, ports and record are gone",
+			Wants: []Want{control("before"), refused("its programs"), refused("its ports"), absent("its record"), absent("its row in the list")},
+			try:   tryGoneCalls,
+		},
+		{
+			ID: "teardown.machine", Group: Teardown, limit: long,
+			Tried: "find processes, cgroup, mounts and files of a killed sandbox", Expected: "found before, and gone after",
+			Wants: []Want{control("traces before"), absent("traces after")},
+			try:   tryGoneMachine,
+		},
+
+		{
+			ID: "templates.failing", Group: Templates, limit: 2 * time.Minute,
+			Tried: "build a template whose second step exits with 3", Expected: "the build ends, says so, and leaves nothing",
+			Wants: []Want{refused("the build"), control("its reason"), noWay("a sandbox of it")},
+			try:   tryFailingBuild,
+		},
+
+		{
+			ID: "bombs.processes", Group: Bombs, limit: long,
+			Tried: "start processes without end", Expected: "a limit stops it; the server answers; the sandbox ends",
+			Wants: bombWants, try: bomb(forkBomb),
+		},
+		{
+			ID: "bombs.memory", Group: Bombs, limit: long,
+			Tried: "take more memory than the sandbox has", Expected: "a limit stops it; the server answers; the sandbox ends",
+			Wants: bombWants, try: bomb(memoryBomb),
+		},
+		{
+			ID: "bombs.disk", Group: Bombs, limit: long,
+			Tried: "take more disk than the sandbox has", Expected: "a limit stops it; the server answers; the sandbox ends",
+			Wants: bombWants, try: bomb(diskBomb),
+		},
+		{
+			ID: "bombs.output", Group: Bombs, limit: long,
+			Tried: "write output without end to a reader that does not read", Expected: "it is held back; the server answers; the sandbox ends",
+			Wants: bombWants, try: tryOutputFlood,
+		},
+	}
+}
+
+// inside makes attempts in the sandbox that checks share.
+func inside(jobs ...job) func(context.Context, *session) ([]Attempt, error) {
+	return func(ctx context.Context, s *session) ([]Attempt, error) {
+		b, err := s.shared(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return b.attempts(ctx, jobs...)
+	}
+}
+
+// recorded makes attempts inside, and then looks for their refusal in the audit.
+func recorded(match []string, jobs ...job) func(context.Context, *session) ([]Attempt, error) {
+	return func(ctx context.Context, s *session) ([]Attempt, error) {
+		made, err := inside(jobs...)(ctx, s)
+		if err != nil {
+			return made, err
+		}
+		return append(made, s.box.recorded(ctx, "the refusal is in the audit", match...)), nil
+	}
+}
+
+// guestJobs looks at the guest, which is process pid of the sandbox.
+func guestJobs(pid string) []job {
+	proc := "/proc/" + pid + "/"
+	return []job{
+		{What: "its own memory", Kind: "memory", Targets: []string{"self"}},
+		{What: "the guest's environment", Kind: "read", Targets: []string{proc + "environ"}, Root: true},
+		{What: "the guest's memory", Kind: "memory", Targets: []string{pid}, Root: true},
+		{What: "the guest's open files", Kind: "list", Targets: []string{proc + "fd"}, Root: true},
+		{What: "the guest's program through /proc", Kind: "read", Targets: []string{proc + "exe"}, Root: true},
+		{What: "the guest's root directory", Kind: "read", Targets: []string{proc + "root"}, Root: true},
+	}
+}
+
+func kernelJobs(pid string) []job {
+	return []job{
+		{What: "its own directory", Kind: "read", Targets: []string{"/proc/self/cwd"}},
+		{What: "mount a file system", Kind: "mount", Targets: []string{"proc", "bind"}, Root: true},
+		{What: "open a device that it made", Kind: "device", Targets: [][2]string{{"b", "8:0"}, {"b", "253:0"}, {"c", "1:1"}, {"c", "10:232"}}, Root: true},
+		{What: "trace the guest", Kind: "ptrace", Targets: []string{pid}, Root: true},
+		{What: "load a module", Kind: "module", Targets: []string{""}, Root: true},
+	}
+}
+
+func rawJobs() []job {
+	return []job{
+		{What: "a raw socket", Kind: "raw", Targets: []string{"raw"}, Root: true},
+		{What: "a raw socket of IPv6", Kind: "raw", Targets: []string{"raw6"}, Root: true},
+		{What: "a packet socket", Kind: "raw", Targets: []string{"packet"}, Root: true},
+	}
+}
+
+// hostJobs looks for files of the server, by their names, and of the machine.
+func hostJobs(names ...string) []job {
+	return []job{
+		{What: "a file of its own", Kind: "read", Targets: []string{"/etc/passwd"}},
+		{What: "the server's files", Kind: "called", Names: append([]string{"postern.db", "postern.sock", "keeper.sock", "server.key", "project.key", "setup.link"}, names...), Root: true},
+		{What: "the host's kernel log and disks", Kind: "read", Targets: []string{"/dev/kmsg", "/dev/mem", "/dev/sda", "/dev/vda", "/dev/nvme0n1", "/dev/kvm", "/proc/kcore", "/sys/kernel/debug/tracing/trace"}, Root: true},
+	}
+}
+
+func tryHostFiles(ctx context.Context, s *session) ([]Attempt, error) {
+	b, err := s.shared(ctx)
+	if err != nil {
+		return nil, err
+	}
+	made, err := b.attempts(ctx, hostJobs()...)
+	if err != nil {
+		return made, err
+	}
+	// Its process IDs are its own. On the host, this many do not fit below 1000.
+	out, _, err := b.run(ctx, nil, "python3", "-I", "-c", "import os; print(' '.join(open('/proc/%s/comm' % p).read().strip() for p in os.listdir('/proc') if p.isdigit()))")
+	if err != nil {
+		return made, err
+	}
+	a := Attempt{"the host's processes", Absent, "none of another's"}
+	for name := range strings.FieldsSeq(out) {
+		if name == "postern" || name == "postern-runtime" || strings.HasPrefix(name, "runsc") || name == "kthreadd" {
+			a = Attempt{a.What, Done, name}
+		}
+	}
+	return append(made, a), nil
+}
+
+func tryOtherFiles(ctx context.Context, s *session) ([]Attempt, error) {
+	b, err := s.shared(ctx)
+	if err != nil {
+		return nil, err
+	}
+	other, err := s.create(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	name := s.marker + ".file"
+	write := "n=0\nfor d in ('/tmp', '/dev/shm', '/var/tmp', '.'):\n try:\n  open(d + '/" + name + "', 'w').write('x'); n += 1\n except OSError: pass\nprint(n)"
+	out, _, err := other.run(ctx, nil, "python3", "-I", "-c", write)
+	if err != nil {
+		return nil, err
+	}
+	wrote := Attempt{"written in the other", Broken, "nothing could be written"}
+	if n, err := strconv.Atoi(strings.TrimSpace(out)); err == nil && n > 0 {
+		wrote = Attempt{wrote.What, Done, fmt.Sprintf("%d files", n)}
+	}
+	made, err := b.attempts(ctx, job{What: "the other's files", Kind: "called", Names: []string{name}, Root: true})
+	return append(made, wrote), errors.Join(err, other.kill(ctx))
+}
+
+func tryDNS(ctx context.Context, s *session) ([]Attempt, error) {
+	name := s.marker + ".exfiltrated.example"
+	return recorded([]string{name},
+		job{What: "a tunnel to an outside resolver", Kind: "dns", Lookup: name, Targets: []endpoint{{publicHost, 53}, {publicHost2, 53}}},
+		job{What: "an outside resolver by TCP", Kind: "tcp", Targets: []endpoint{{publicHost, 53}, {publicHost2, 853}}},
+		job{What: "a tunnel through the sandbox's own resolver", Kind: "resolve", Targets: []string{name, "data." + name}},
+	)(ctx, s)
+}
+
+// gateway is the sandbox's only neighbour: the server's door for sandboxes.
+const gateway = "10.0.0.1"
+
+func tryHost(ctx context.Context, s *session) ([]Attempt, error) {
+	if s.Machine == nil {
+		return nil, errElsewhere
+	}
+	hosts, err := addresses()
+	if err != nil {
+		return nil, err
+	}
+	ports := append([]uint16{22}, s.Machine.Ports...)
+	return inside(hostPortJobs(hosts, gateway, ports)...)(ctx, s)
+}
+
+func hostPortJobs(hosts []string, gate string, ports []uint16) []job {
+	machine, other := []endpoint{}, []endpoint{}
+	for _, p := range ports {
+		for _, h := range hosts {
+			machine = append(machine, endpoint{h, p})
+		}
+		if p != 80 && p != 25 && p != 587 { // the door of sandboxes itself
+			other = append(other, endpoint{gate, p})
+		}
+	}
+	if len(hosts) == 0 { // a machine without a network has the sandbox's link alone
+		machine = other
+	}
+	const request = "GET /v2/sandboxes HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+	return []job{
+		{What: "the machine's addresses", Kind: "tcp", Targets: machine},
+		{What: "the gateway's other ports", Kind: "tcp", Targets: other},
+		{What: "the API at the gateway, without a key", Kind: "http", Targets: [][3]any{{gate, 80, request}}},
+	}
+}
+
+var errElsewhere = errors.New("the server runs on another machine, or this user may not look at it: run this as root beside the server")
+
+func tryNeighbour(ctx context.Context, s *session) ([]Attempt, error) {
+	b, err := s.shared(ctx)
+	if err != nil {
+		return nil, err
+	}
+	other, err := s.create(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	// It listens on all its addresses; how others may be numbered is guessed.
+	const port = 7391
+	serve := fmt.Sprintf("import os, socket, sys, time\nl = socket.create_server(('0.0.0.0', %d))\nif os.fork(): sys.exit()\nos.setsid(); os.close(0); os.close(1); os.close(2)\nfor _ in range(99):\n c, _ = l.accept(); c.send(b'HTTP/1.0 200 OK\\r\\n\\r\\n'); c.close()", port)
+	if _, code, err := other.run(ctx, nil, "python3", "-I", "-c", serve); err != nil || code != 0 {
+		return nil, errors.Join(err, fmt.Errorf("the server in the other sandbox exited with status %d", code))
+	}
+	control, err := other.attempts(ctx, job{What: "the server in the other sandbox", Kind: "tcp", Targets: []endpoint{{"127.0.0.1", port}}})
+	if err != nil {
+		return nil, err
+	}
+	var near []endpoint
+	for i := range 12 {
+		near = append(near, endpoint{fmt.Sprintf("10.0.0.%d", i), port})
+	}
+	near = append(near, endpoint{"10.0.1.2", port}, endpoint{"10.0.255.255", port}, endpoint{"172.17.0.2", port}, endpoint{"255.255.255.255", port})
+	made, err := b.attempts(ctx, job{What: "the other sandbox", Kind: "tcp", Targets: near})
+	return append(control, made...), errors.Join(err, other.kill(ctx))
+}
+
+// within makes a request of ours within ten seconds and says what came of it: an
+// error of the server's is a refusal, and no answer is silence.
+func within(ctx context.Context, what string, f func(ctx context.Context) (status int, err error)) Attempt {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	status, err := f(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return Attempt{what, Silent, "no answer in 10 s"}
+	case err != nil:
+		return Attempt{what, Refused, clean(err.Error())}
+	case status >= 400:
+		return Attempt{what, Refused, strconv.Itoa(status)}
+	}
+	return Attempt{what, Done, strconv.Itoa(status)}
+}
+
+func tryClosedPorts(ctx context.Context, s *session) ([]Attempt, error) {
+	b, err := s.shared(ctx)
+	if err != nil {
+		return nil, err
+	}
+	port := func(b *box, port int) func(context.Context) (int, error) {
+		return func(ctx context.Context) (int, error) { return b.get(ctx, port, b.traffic) }
+	}
+	never := &box{s: s, id: "i" + strings.Repeat("0", 20), traffic: b.traffic}
+	return []Attempt{
+		within(ctx, "a closed port", port(b, 7392)),
+		within(ctx, "a port that cannot be", port(b, 70000)),
+		within(ctx, "a port of a sandbox that never was", port(never, 7392)),
+	}, nil
+}
+
+// guestStatus asks the guest of b, with a token of its data plane, for a file.
+func (b *box) guestStatus(ctx context.Context, token string) (int, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.s.Base+"/files?path=/etc/passwd", http.NoBody)
+	if err != nil {
+		return 0, err
+	}
+	b.address(req, guestPort)
+	if token != "" {
+		req.Header.Set("X-Access-Token", token)
+	}
+	resp, err := b.s.HTTP.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
+	return resp.StatusCode, err
+}
+
+func tryGuestPort(ctx context.Context, s *session) ([]Attempt, error) {
+	b, err := s.shared(ctx)
+	if err != nil {
+		return nil, err
+	}
+	other, err := s.create(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	with := func(token string) func(context.Context) (int, error) {
+		return func(ctx context.Context) (int, error) { return b.guestStatus(ctx, token) }
+	}
+	return []Attempt{
+		within(ctx, "with its token", with(b.access)),
+		within(ctx, "without a token", with("")),
+		within(ctx, "with another's token", with(other.access)),
+	}, other.kill(ctx)
+}
+
+func tryWrongKey(ctx context.Context, s *session) ([]Attempt, error) {
+	if s.Machine == nil {
+		return nil, errElsewhere
+	}
+	key := "e2b_" + canary()[4:44]
+	use := within(ctx, "a wrong key", func(ctx context.Context) (int, error) { return s.Machine.wrongKey(ctx, key) })
+	found, err := s.Machine.holding(key)
+	if err != nil {
+		return []Attempt{use}, err
+	}
+	return []Attempt{use, notFound("the key in the server's files", found[key]), s.Machine.inLog("the key in the log", key)}, nil
+}
+
+func notFound(what string, files []string) Attempt {
+	if len(files) > 0 {
+		return Attempt{what, Done, files[0]}
+	}
+	return Attempt{what, Absent, ""}
+}
+
+// inLog looks for text in the server's log.
+func (m *Machine) inLog(what, text string) Attempt {
+	if m.Log == "" {
+		return Attempt{what, Broken, "it is not known where the server logs to: name the file with --log"}
+	}
+	found, err := search(m.Log, []string{text})
+	switch {
+	case err != nil:
+		return Attempt{what, Broken, clean(err.Error())}
+	case len(found) > 0:
+		return Attempt{what, Done, "it is there"}
+	}
+	return Attempt{what, Absent, ""}
+}
+
+const counting = `
+import os, sys, time
+open('verify.txt', 'w').write(sys.argv[1])
+if os.fork(): sys.exit()
+os.setsid(); os.close(0); os.close(1); os.close(2)
+open('verify.pid', 'w').write(str(os.getpid()))
+n = 0
+while True:
+    n += 1
+    open('verify.new', 'w').write(str(n)); os.rename('verify.new', 'verify.count')
+    time.sleep(0.05)
+`
+
+func tryPause(ctx context.Context, s *session) ([]Attempt, error) {
+	b, err := s.create(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	if _, code, err := b.run(ctx, nil, "python3", "-I", "-c", counting, s.marker); err != nil || code != 0 {
+		return nil, errors.Join(err, fmt.Errorf("the counting process exited with status %d", code))
+	}
+	before, err := b.waitCount(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.API.Sandboxes.Pause(ctx, b.id); err != nil {
+		return nil, err
+	}
+	asleep := Attempt{"nothing answers while paused", Done, ""}
+	if status, err := b.guestStatus(ctx, b.access); err == nil && status < 400 {
+		asleep = Attempt{asleep.What, Refused, "the guest answers"}
+	}
+	if _, err := s.API.Sandboxes.Resume(ctx, b.id, 5*time.Minute); err != nil {
+		return nil, err
+	}
+	after, err := b.waitCount(ctx, before.count)
+	if err != nil {
+		return nil, err
+	}
+	same := func(what string, ok bool, detail string) Attempt {
+		if ok {
+			return Attempt{what, Done, ""}
+		}
+		return Attempt{what, Refused, detail}
+	}
+	return []Attempt{
+		same("the file", after.text == s.marker, "it has another content"),
+		same("the same process", after.pid == before.pid && after.runs, "it is another, or ended"),
+		same("it counts on", after.count > before.count, "it stands still"),
+		asleep,
+	}, b.kill(ctx)
+}
+
+type counted struct {
+	text, pid string
+	count     int
+	runs      bool
+}
+
+// waitCount waits, for 20 seconds, until the counting process in b is beyond count.
+func (b *box) waitCount(ctx context.Context, count int) (c counted, err error) {
+	const look = "import os\ntry:\n r = lambda n: open('verify.' + n).read()\n p = r('pid'); print(r('txt'), p, r('count'), os.path.exists('/proc/' + p))\nexcept OSError: pass"
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		out, _, err := b.run(ctx, nil, "python3", "-I", "-c", look)
+		if err != nil {
+			return c, err
+		}
+		f := strings.Fields(out)
+		if len(f) != 4 {
+			continue
+		}
+		n, err := strconv.Atoi(f[2])
+		if err != nil {
+			continue
+		}
+		if c = (counted{f[0], f[1], n, f[3] == "True"}); c.count > count {
+			return c, nil
+		}
+	}
+	return c, nil
+}
+
+// gone reports whether an error says that there is no such thing.
+func gone(what string, err error) Attempt {
+	switch {
+	case errors.Is(err, client.ErrNotFound):
+		return Attempt{what, Absent, ""}
+	case err != nil:
+		return Attempt{what, Broken, clean(err.Error())}
+	}
+	return Attempt{what, Done, "it is there"}
+}
