@@ -31,6 +31,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/mcpgateway"
 	"postern/internal/policy"
+	"postern/internal/run"
 	"postern/internal/sandbox"
 	"postern/internal/secret"
 	"postern/internal/store"
@@ -87,6 +88,9 @@ type Config struct {
 	// Builds are the templates of all projects and of the server. Nil is for tests
 	// without sandboxes.
 	Builds *build.Service
+	// Runs makes the sandboxes that a stored contract binds; nil means that there are
+	// none.
+	Runs *run.Service
 	// CPUs (cores), MemoryMB and DiskMB (mebibytes) are what sandboxes get if their
 	// template does not say.
 	CPUs             float64
@@ -325,6 +329,8 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 		status, msg = volumeStatus(err), err.Error()
 	case templateStatus(err) != 0:
 		status, msg = templateStatus(err), err.Error()
+	case contractStatus(err) != 0:
+		status, msg = contractStatus(err), err.Error()
 	case secretStatus(err) != 0: // before the placeholders of rules
 		status, msg = secretStatus(err), err.Error()
 	case errors.Is(err, auth.ErrUnauthenticated):

@@ -35,6 +35,9 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request, who auth.Princi
 	if err := decode(r, &b); err != nil {
 		return err
 	}
+	if err := s.unbound(r, who, shortID(r.PathValue("id"))); err != nil {
+		return err
+	}
 	i, resumed, err := s.fleet.Connect(r.Context(), who, shortID(r.PathValue("id")), sandbox.ConnectRequest{
 		Resume:  strings.HasSuffix(r.URL.Path, "/resume"), // E2B's older route, which refuses a running one
 		Timeout: timeoutOf(b.Timeout, 300*time.Second), Reboot: b.Memory != nil && !*b.Memory, InboxKey: auth.Secret(r.Header.Get(InboxKeyHeader)),

@@ -135,6 +135,9 @@ func (s *Server) admit(r *http.Request, t *target) (leave func(), ref *refusal) 
 	if ref != nil {
 		return nil, ref
 	}
+	if ref := boundRefusal(r, *t); ref != nil { // after the credentials: a stranger learns nothing of contracts
+		return nil, ref
+	}
 	leave, ok := s.requests.enter(t.sandbox, open)
 	if !ok {
 		return nil, &refusal{http.StatusTooManyRequests, "too many connections to this sandbox"}
@@ -223,7 +226,7 @@ func controlPath(path string) bool {
 	case "/init", "/warm", "/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade":
 		return true
 	}
-	for _, own := range []string{"/bench", "/template"} { // steps of builds; start commands
+	for _, own := range []string{"/bench", "/template", "/run"} { // steps of builds; start commands; runs
 		if path == own || strings.HasPrefix(path, own+"/") {
 			return true
 		}

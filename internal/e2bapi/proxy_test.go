@@ -64,7 +64,7 @@ func TestCheckSignature(t *testing.T) {
 func TestControlPath(t *testing.T) {
 	for path, want := range map[string]bool{
 		"/init": true, "/init/": true, "//init": true, "/x/../init": true, "/./init": true, "/freeze": true,
-		"/bench": true, "/bench/run": true, "/benchmark": false, "/template/start": true, "/files": false, "/initial": false, "/process.Process/Start": false,
+		"/bench": true, "/bench/run": true, "/run/command": true, "/run": true, "/runs": false, "/benchmark": false, "/template/start": true, "/files": false, "/initial": false, "/process.Process/Start": false,
 	} {
 		if got := controlPath(path); got != want {
 			t.Errorf("controlPath(%q) = %v, want %v", path, got, want)

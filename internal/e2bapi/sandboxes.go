@@ -105,12 +105,28 @@ func timeoutOf(seconds *int64, unset time.Duration) time.Duration {
 	return time.Duration(min(max(*seconds, -longest), longest)) * time.Second
 }
 
+// unsetTimeout is the timeout of a sandbox whose creator does not say.
+func unsetTimeout(r *http.Request) time.Duration {
+	if strings.HasPrefix(r.URL.Path, "/v2/") {
+		return 300 * time.Second
+	}
+	return 15 * time.Second
+}
+
 // create creates a sandbox. The two versions of the route differ only in the
 // default timeout.
 func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var b newSandbox
 	if err := decode(r, &b); err != nil {
 		return err
+	}
+	if b.Metadata[ContractMetadata] != "" {
+		info, err := s.createBound(r, who, &b)
+		if err != nil {
+			return err
+		}
+		reply(w, http.StatusCreated, s.sandbox(info))
+		return nil
 	}
 	if err := s.gateway(&b); err != nil {
 		return err
@@ -119,9 +135,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 	if err != nil {
 		return err
 	}
-	unset := 300 * time.Second
 	if !strings.HasPrefix(r.URL.Path, "/v2/") {
-		unset = 15 * time.Second
 		if err := b.private(); err != nil {
 			return err
 		}
@@ -135,7 +149,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request, who auth.Princip
 			b.EnvVars[name] = value
 		}
 	}
-	options, err := b.options(timeoutOf(b.Timeout, unset), s.conf.PublicPorts)
+	options, err := b.options(timeoutOf(b.Timeout, unsetTimeout(r)), s.conf.PublicPorts)
 	if err != nil {
 		return err
 	}
@@ -265,7 +279,7 @@ func listed(i sandbox.Info) map[string]any {
 	m := map[string]any{
 		"sandboxID": i.ID, "templateID": i.Asked, "clientID": "postern", "envdVersion": guestVersion,
 		"startedAt": i.Started.Format(time.RFC3339Nano), "endAt": i.Ends.Format(time.RFC3339Nano), "state": state,
-		"cpuCount": int64(i.CPUs), "memoryMB": i.MemoryMB, "diskSizeMB": i.DiskMB, "metadata": i.Metadata,
+		"cpuCount": int64(i.CPUs), "memoryMB": i.MemoryMB, "diskSizeMB": i.DiskMB, "metadata": shownMetadata(i),
 	}
 	if a := alias(i.Asked); a != "" {
 		m["alias"] = a

@@ -1,6 +1,7 @@
 package mailapi
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/permit"
+	"postern/internal/sandbox"
 	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -147,6 +149,27 @@ var (
 			return http.StatusNotFound
 		}
 		return when(p.kind == auth.Person, ok)
+	}
+)
+
+// The rules of runs.
+var (
+	readsRuns rule = func(p principal, _ target, ok int) int { return when(p.manages() || p.kind == auth.Agent, ok) }
+	// of the project's managers, and of every key of the inbox that proposed it.
+	ofRun rule = func(p principal, t target, ok int) int {
+		switch {
+		case p.kind == auth.Agent && p.parts["a"] != "", p.manages() && !p.foreign:
+			return ok
+		case p.kind == auth.Agent, p.manages():
+			return http.StatusNotFound
+		}
+		return http.StatusForbidden
+	}
+	proposedRun rule = func(p principal, t target, ok int) int {
+		if p.name == "reading key a" || p.manages() && !p.foreign {
+			return http.StatusForbidden
+		}
+		return ofRun(p, t, ok)
 	}
 )
 
@@ -463,8 +486,53 @@ var operations = []operation{
 	{"GET", "/v1/permits", onlyManagers, 200, nil},
 	{"GET", "/v1/permits/{id}", ofOurManagers, 200, (*trial).permit},
 	{"GET", "/v1/sandboxes/{id}/trace", ofOurManagers, 200, (*trial).traced},
+	{"POST", "/v1/verifications", onlyPeople, 201, body(`{"template":"base","checks":3}`)},
+	{"POST", "/v1/verifications/{id}", onlyPeople, 204, func(x *trial) {
+		x.id = "ver_" + rand.Text()
+		x.body = `{"passed":2,"failed":1,"digest":"sha256:` + strings.Repeat("0", 64) + `"}`
+	}},
+	{"GET", "/v1/sandboxes/{id}/commands", ofOurManagers, 200, (*trial).started},
 	{"DELETE", "/v1/permits/{id}", ofOurManagers, 204, (*trial).permit},
 	{"POST", "/v1/actions/{id}/narrowing", ofOurPeople, 200, (*trial).proposal},
+	{"GET", "/v1/runs", readsRuns, 200, nil},
+	{"POST", "/v1/runs", func(p principal, _ target, ok int) int {
+		switch {
+		case p.manages(), p.kind == auth.Agent && len(p.parts) > 0 && p.name != "reading key a":
+			return ok
+		case p.name == "key of a deleted inbox": // it knows that there was one
+			return http.StatusNotFound
+		}
+		return http.StatusForbidden
+	}, 201, func(x *trial) {
+		x.f.exec(x.t, `delete from run_event`)
+		x.f.exec(x.t, `delete from run`)
+		x.f.exec(x.t, `delete from action where kind = 'run.start'`)
+		x.body = newRun(x.n, "")
+	}},
+	{"GET", "/v1/runs/{id}", ofRun, 200, (*trial).draftRun},
+	// Who proposed it, alone: nobody puts a file under another's proposal.
+	{"PUT", "/v1/runs/{id}/input", proposedRun, 400, (*trial).draftRun},
+	{"POST", "/v1/runs/{id}/propose", proposedRun, 400, (*trial).draftRun},
+	{"GET", "/v1/runs/{id}/events", ofRun, 200, (*trial).draftRun},
+	{"POST", "/v1/runs/{id}/cancel", func(p principal, t target, ok int) int {
+		if p.name == "reading key a" {
+			return http.StatusForbidden
+		}
+		return ofRun(p, t, ok)
+	}, 200, (*trial).draftRun},
+	// Nothing of a run leaves in this test.
+	{"GET", "/v1/runs/{id}/artifacts", anybody, 501, (*trial).noRun},
+	{"GET", "/v1/runs/{id}/artifacts/{n}", anybody, 501, (*trial).noRun},
+	{"GET", "/v1/runs/{id}/report", anybody, 501, (*trial).noRun},
+	{"GET", "/v1/runs/{id}/statement", anybody, 501, (*trial).noRun},
+	{"GET", "/v1/contracts", readsRuns, 200, nil},
+	{"GET", "/v1/contracts/{name}", readsRuns, 404, nil},
+	{"PUT", "/v1/contracts/{name}", onlyManagers, 400, body(`{"text":"version: %d"}`)},
+	{"DELETE", "/v1/contracts/{name}", onlyManagers, 404, nil},
+	{"GET", "/v1/boundary", readsRuns, 404, nil},
+	{"PUT", "/v1/boundary", onlyPeople, 400, body(`{"text":"version: %d"}`)},
+	{"DELETE", "/v1/boundary", onlyPeople, 404, nil},
+
 	{"GET", "/v1/secrets", onlyManagers, 200, nil},
 	{"POST", "/v1/secrets", onlyManagers, 201, body(`{"name":"new-%d","value":"12345678"}`)},
 	{"GET", "/v1/secrets/{id}", ofOurManagers, 200, (*trial).secret},
@@ -624,6 +692,22 @@ func (x *trial) permit() {
 	x.body = ""
 }
 
+func (x *trial) noRun() { x.id, x.body = "run_"+fmt.Sprint(x.n), "" }
+
+// newRun returns the body of a proposal.
+func newRun(n int, inputs string) string {
+	return fmt.Sprintf(`{"contract_text":"{version: 1, name: job, commands: {allow: [{run: 'true'}]}, files: {write: [/work], inputs: [{path: /in/a}]}}","task":"number %d","commands":[["true"]],`+
+		`"answers":{"check":"none","cleanup":"none","export":"none"}%s}`, n, inputs)
+}
+
+// draftRun makes a run that key a proposes, and that waits for its input.
+func (x *trial) draftRun() {
+	x.f.exec(x.t, `delete from run_event`)
+	x.f.exec(x.t, `delete from run`)
+	x.id = x.f.do(x.t, "key a", "POST", "/v1/runs", newRun(x.n, `,"inputs":[{"path":"/in/a","size":0,"sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}]`)).field(x.t, "id")
+	x.body = ""
+}
+
 // traced makes an operation on a sandbox of the project.
 func (x *trial) traced() {
 	x.id, x.body = fmt.Sprintf("i%d", x.n), ""
@@ -631,6 +715,23 @@ func (x *trial) traced() {
 		tracing.About(r.Context(), x.f.person.Project, x.id)
 	}), func(*http.Request) string { return "create" })
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(x.t.Context(), http.MethodPost, "/", http.NoBody))
+}
+
+// started starts a program in a sandbox of the project.
+func (x *trial) started() {
+	x.id, x.body = fmt.Sprintf("i%020d", x.n), ""
+	who := auth.Principal{Kind: auth.Sandbox, ID: x.id, Project: x.f.person.Project}
+	err := x.f.db.Update(x.t.Context(), func(tx *store.Tx) error {
+		_, err := tx.ExecContext(x.t.Context(), `insert into sandbox (id, project_id, template, state, reason, metadata, inbox_id, egress, options, execution, cpus, memory_mb, disk_mb, started_at, ends_at, paused_at, ended_at, restart, saved, server_id)
+			values ($1, $2, 'base', 'running', '', '{}', '', '{}', '{}', '', 1000, 512, 100, 1, 1, 0, 0, 0, '', '')`, x.id, who.Project)
+		return err
+	})
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	if !x.f.commands.Exec(x.t.Context(), who, sandbox.Exec{PID: 2, Path: "/bin/ls", Args: []string{"ls"}}) {
+		x.t.Fatal("the program was refused")
+	}
 }
 
 // proposal proposes a permit.

@@ -52,7 +52,7 @@ func (s lobsterServer) lobsterSocket(w http.ResponseWriter, r *http.Request, _ c
 }
 
 // obeyLobster does what LobsterMail's client asks.
-func (k *socket) obeyLobster(ctx context.Context, cmd command) error {
+func (k *socket) obeyLobster(ctx context.Context, cmd wsCommand) error {
 	switch cmd.Type {
 	case "ping":
 		return k.write(ctx, map[string]any{"type": "pong"})

@@ -37,6 +37,7 @@ import (
 	"postern/internal/api"
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/command"
 	"postern/internal/domain"
 	"postern/internal/mailbox"
 	"postern/internal/notify"
@@ -44,6 +45,7 @@ import (
 	"postern/internal/people"
 	"postern/internal/permit"
 	"postern/internal/rulebook"
+	"postern/internal/run"
 	"postern/internal/secret"
 	"postern/internal/semaphore"
 	"postern/internal/store"
@@ -92,8 +94,14 @@ type Config struct {
 	Denials func(sandbox string) []api.Denial
 	// Traces holds the newest operations on sandboxes; nil means that the server keeps
 	// none.
-	Traces *tracing.Recorder
-	Signup bool // anybody may make an account, in the oldest project
+	Traces  *tracing.Recorder
+	Runs    *run.Service // nil means that this server makes no runs
+	Exports *run.Exports // files of runs; nil only if Runs is
+	Prover  *run.Prover  // reports and statements of runs; nil only if Runs is
+	// Commands has the records of what was started in sandboxes; nil means that the
+	// server keeps none.
+	Commands *command.Admission
+	Signup   bool // anybody may make an account, in the oldest project
 }
 
 // New returns a server of the inboxes in post and the actions in gate.
@@ -162,7 +170,7 @@ type handler func(w http.ResponseWriter, r *http.Request, c caller) error
 // A route is one method of one path.
 type route struct {
 	method, path string
-	body         int64 // largest request body, in bytes; 0: it takes none
+	body         int64 // largest request body, in bytes; 0: it takes none; negative: bytes of any type, at most so many
 	serve        handler
 }
 
@@ -187,6 +195,10 @@ func (s *Server) table() []route {
 		secretServer{s.conf.Secrets}.routes(),
 		permitServer{s.gate, s.conf.Permits}.routes(),
 		traceServer{s.conf.Traces}.routes(),
+		commandServer{s.conf.Commands}.routes(),
+		runServer{s.conf.Runs, &s.crowd, s.closing}.routes(),
+		contractServer{s.conf.Runs}.routes(),
+		resultServer{s.conf.Runs, s.conf.Exports, s.conf.Prover}.routes(),
 		messageServer{a, s.post}.routes(),
 		quarantineServer{a, s.post}.routes(),
 		threadServer{a, s.post}.routes(),
@@ -207,6 +219,7 @@ func (s *Server) table() []route {
 		sendServer{a, slots, s.gate, s.post}.routes(),
 		deliveryServer{s.post}.routes(),
 		auditServer{s.db, s.conf.Record}.routes(),
+		verificationServer{s.log, s.db}.routes(),
 	)
 }
 
@@ -286,6 +299,10 @@ var minRole = map[string]auth.Role{
 	"POST /v1/actions/{id}/narrowing":           auth.Reviewer,
 	"DELETE /v1/permits/{id}":                   auth.Reviewer, // it only takes a right away
 	"POST /v1/switches":                         auth.Reviewer, // an owner turns it off
+	"POST /v1/runs":                             auth.Reviewer, // its review is another step
+	"PUT /v1/runs/{id}/input":                   auth.Reviewer,
+	"POST /v1/runs/{id}/propose":                auth.Reviewer,
+	"POST /v1/runs/{id}/cancel":                 auth.Reviewer, // it only takes something away
 	"POST /v1/actions/{id}/cancel":              auth.Reviewer,
 	"POST /v1/actions/{id}/revision":            auth.Reviewer,
 	"POST /v1/quarantine/{id}/release":          auth.Reviewer,
@@ -354,7 +371,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Re
 			return errMediaType
 		}
 	}
-	r.Body = http.MaxBytesReader(w, r.Body, rt.body)
+	r.Body = http.MaxBytesReader(w, r.Body, max(rt.body, -rt.body))
 	w.Header().Set("Cache-Control", "no-store") // caches must not keep mail or keys
 	return rt.serve(w, r, c)
 }

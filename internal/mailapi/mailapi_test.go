@@ -20,6 +20,8 @@ import (
 	"postern/internal/api"
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/command"
+	"postern/internal/connection"
 	"postern/internal/directory"
 	"postern/internal/domain"
 	"postern/internal/mail"
@@ -31,6 +33,7 @@ import (
 	"postern/internal/permit"
 	"postern/internal/policy"
 	"postern/internal/rulebook"
+	"postern/internal/run"
 	"postern/internal/secret"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -88,8 +91,11 @@ type fixture struct {
 	record *audit.Keeper
 	log    logged
 
+	runs    *run.Service
 	permits *permit.Register
 	traces  *tracing.Recorder
+
+	commands *command.Admission
 
 	dns     *dnstest.Server
 	domains *domain.Registry
@@ -141,8 +147,33 @@ func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 	f.permits = permit.New(log, db, f.gate, permit.Config{})
 	f.gate.Handle(policy.KindPermit, f.permits)
 	f.traces = tracing.New("test", nil)
-	srv := New(log, db, f.gate, f.post, Config{Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets, Permits: f.permits, Traces: f.traces})
+	if f.commands, err = command.New(log, db, f.gate, connection.New(log, db, book, f.gate, 0), command.Config{Dir: t.TempDir()}); err != nil {
+		t.Fatal(err)
+	}
+	inputs, err := store.OpenBlobs(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.runs, err = run.New(log, db, f.gate, run.Config{
+		Key: make([]byte, 32), Blobs: inputs, Post: f.post,
+		Template: func(context.Context, auth.Principal, string) (string, string, error) { return "base", "", nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.gate.Handle(policy.KindRun, f.runs)
+	srv := New(log, db, f.gate, f.post, Config{Runs: f.runs, Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets, Permits: f.permits, Traces: f.traces, Commands: f.commands})
 	f.srv = srv
+	// A socket is no longer its HTTP server's, which does not wait for it. It must end
+	// before the database and the log of this test do.
+	t.Cleanup(func() {
+		select {
+		case <-srv.closing:
+		default:
+			srv.Close()
+		}
+		f.untilWaiting(t, 0)
+	})
 	byKey := f.byKey
 	byWho := func(name string, who auth.Principal) {
 		f.clients[name] = client{srv.HandlerFor(func(*http.Request) (auth.Principal, error) { return who, nil }), nil}

@@ -260,7 +260,7 @@ func TestOpenAPI(t *testing.T) {
 	for kind, routes := range map[string][]route{"key": new(Server).table(), "open": new(Server).openTable()} {
 		for _, rt := range routes {
 			facts := kind
-			if rt.body > 0 {
+			if rt.body != 0 {
 				facts += " body"
 			}
 			want[rt.method+" "+rt.path] = facts

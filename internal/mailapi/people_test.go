@@ -154,6 +154,14 @@ var least = map[string]auth.Role{
 	"POST /v1/inboxes/{inbox}/overseers":                                      auth.Owner,
 	"POST /v1/overseers":                                                      auth.Owner,
 	"POST /v1/policy":                                                         auth.Reviewer,
+	"POST /v1/runs":                                                           auth.Reviewer,
+	"PUT /v1/runs/{id}/input":                                                 none, // of what another has proposed
+	"POST /v1/runs/{id}/propose":                                              none, // likewise
+	"POST /v1/runs/{id}/cancel":                                               auth.Reviewer,
+	"PUT /v1/contracts/{name}":                                                auth.Owner,
+	"DELETE /v1/contracts/{name}":                                             auth.Owner,
+	"PUT /v1/boundary":                                                        auth.Owner,
+	"DELETE /v1/boundary":                                                     auth.Owner,
 	"POST /v1/policy/evaluation":                                              auth.Viewer,
 	"POST /v1/notify/test":                                                    auth.Viewer,
 	"POST /v1/notify/telegram":                                                auth.Viewer,
@@ -185,6 +193,8 @@ var least = map[string]auth.Role{
 	"POST /v1/switches":                                                       auth.Reviewer,
 	"DELETE /v1/switches/{id}":                                                auth.Owner,
 	"POST /v1/audit/checkpoint":                                               auth.Reviewer,
+	"POST /v1/verifications":                                                  auth.Owner,
+	"POST /v1/verifications/{id}":                                             auth.Owner,
 	"POST /v1/secrets":                                                        auth.Owner,
 	"PATCH /v1/secrets/{id}":                                                  auth.Owner,
 	"DELETE /v1/secrets/{id}":                                                 auth.Owner,

@@ -13,6 +13,7 @@ import (
 	"postern/internal/api"
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/contract"
 	"postern/internal/directory"
 	"postern/internal/domain"
 	"postern/internal/keyring"
@@ -24,6 +25,8 @@ import (
 	"postern/internal/permit"
 	"postern/internal/quota"
 	"postern/internal/rulebook"
+	"postern/internal/run"
+	"postern/internal/sandbox"
 	"postern/internal/secret"
 	"postern/internal/signing"
 	"postern/internal/store"
@@ -77,6 +80,9 @@ var kinds = map[string]kind{
 	"key_in_use":             {409, "Key in use", "Rotate the keys, and remove this one when its successor signs."},
 	"address_collision":      {409, "Address taken", "Choose another address, one of the suggestions, or set next: true to get one like it."},
 	"last_key":               {409, "The last key", "Rotate it, or add another that manages first. Its project or a person may revoke it with even_last=true; nobody can read its mail then."},
+	"run_refused":            {422, "The run is refused", "The detail names the clause of the boundary, or what is missing; id is the run on record. Propose less, or complete it: scope never grows quietly."},
+	"review_needed":          {409, "Not reviewed yet", "A person must approve the contract first; id is the action that waits. Ask again once it is approved."},
+	"run_state":              {409, "Past that", "The run is not in a state in which this can be done. Read it again."},
 	"stopped":                {409, "Stopped", "A kill switch stops it; the detail says which and why. An owner turns it off."},
 	"stale":                  {409, "Changed meanwhile", "It changed after it was shown. Read it again."},
 	"too_late":               {409, "Too late", "It is being sent, or is settled. Read the action for its state."},
@@ -100,13 +106,23 @@ func classify(err error) (code, detail string) {
 	var blocked *blockedError
 	var broken *audit.BrokenError
 	detail = err.Error()
-	for _, sentinel := range []error{errRequest, directory.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid, rulebook.ErrInvalid, secret.ErrInvalid} {
+	for _, sentinel := range []error{errRequest, directory.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid, rulebook.ErrInvalid, secret.ErrInvalid, run.ErrInvalid, contract.ErrInvalid} {
 		// The text before the sentinel is context for the log; the detail begins with the field.
 		if _, after, ok := strings.Cut(detail, sentinel.Error()+": "); ok && errors.Is(err, sentinel) {
 			detail = after
 		}
 	}
 	switch {
+	case errors.Is(err, run.ErrRefused):
+		return "run_refused", detail
+	case errors.Is(err, run.ErrReview):
+		return "review_needed", detail
+	case errors.Is(err, run.ErrState):
+		return "run_state", detail
+	case errors.Is(err, run.ErrInvalid), errors.Is(err, contract.ErrInvalid):
+		return "invalid_request", detail
+	case errors.Is(err, run.ErrFull):
+		return "too_many_requests", detail
 	case errors.Is(err, errSignIn):
 		return "sign_in_failed", detail
 	case errors.Is(err, auth.ErrStepUp):
@@ -167,7 +183,7 @@ func classify(err error) (code, detail string) {
 		return "limit_reached", detail
 	case errors.Is(err, oversight.ErrFull), errors.Is(err, errCrowded), errors.Is(err, auth.ErrTooMany), errors.Is(err, secret.ErrTooMany):
 		return "too_many_requests", detail
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, keyring.ErrNoKey), errors.Is(err, webhook.ErrNotFound), errors.Is(err, secret.ErrNotFound), errors.Is(err, signing.ErrNotFound):
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, keyring.ErrNoKey), errors.Is(err, webhook.ErrNotFound), errors.Is(err, secret.ErrNotFound), errors.Is(err, signing.ErrNotFound):
 		return "not_found", detail
 	case errors.Is(err, errMethod):
 		return "method_not_allowed", detail
@@ -195,6 +211,14 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		var blocked *blockedError
 		errors.As(err, &blocked)
 		p.ID = blocked.id
+	case "run_refused":
+		if refused, ok := errors.AsType[*run.RefusedError](err); ok {
+			p.ID = refused.Run.ID
+		}
+	case "review_needed":
+		if waits, ok := errors.AsType[*run.ReviewError](err); ok {
+			p.ID = waits.Action
+		}
 	case "address_collision":
 		if taken, ok := errors.AsType[*directory.TakenError](err); ok {
 			p.Suggestions = taken.Suggestions

@@ -68,9 +68,9 @@ type following struct {
 	stop func()
 }
 
-// A command is a message from outside. Unknown members are left to later
+// A wsCommand is a message from outside. Unknown members are left to later
 // versions of clients.
-type command struct {
+type wsCommand struct {
 	Type    string   `json:"type"`
 	Key     string   `json:"key"`   // of auth
 	After   string   `json:"after"` // of auth
@@ -188,7 +188,7 @@ func (s socketServer) converse(ctx context.Context, r *http.Request, k *socket, 
 	if err := k.write(ctx, map[string]any{"type": "ready", "inbox": b.ID, "after": mark(seen)}); err != nil {
 		return err
 	}
-	return k.run(ctx, func(ctx context.Context, cmd command) error {
+	return k.run(ctx, func(ctx context.Context, cmd wsCommand) error {
 		if cmd.Type == "ping" {
 			return k.write(ctx, map[string]any{"type": "pong"})
 		}
@@ -197,7 +197,7 @@ func (s socketServer) converse(ctx context.Context, r *http.Request, k *socket, 
 }
 
 // hello reads the first message of a connection that showed no key.
-func (k *socket) hello(ctx context.Context) (command, error) {
+func (k *socket) hello(ctx context.Context) (wsCommand, error) {
 	ctx, cancel := context.WithTimeout(ctx, helloTime)
 	defer cancel()
 	cmd, err := k.read(ctx)
@@ -226,8 +226,8 @@ func (k *socket) unfollowAll() {
 
 // run tells events and does what is asked until the connection ends, with the
 // reason for which it does.
-func (k *socket) run(ctx context.Context, do func(context.Context, command) error) error {
-	commands, gone, done := make(chan command), make(chan error, 1), make(chan struct{})
+func (k *socket) run(ctx context.Context, do func(context.Context, wsCommand) error) error {
+	commands, gone, done := make(chan wsCommand), make(chan error, 1), make(chan struct{})
 	defer close(done)
 	go func() {
 		for {
@@ -319,7 +319,7 @@ func (k *socket) tellSome(ctx context.Context, inbox string) (more bool, err err
 	return len(es) == maxPage, nil
 }
 
-func (k *socket) read(ctx context.Context) (cmd command, err error) {
+func (k *socket) read(ctx context.Context) (cmd wsCommand, err error) {
 	kind, b, err := k.conn.Read(ctx)
 	if err != nil {
 		return cmd, answeredError{err}

@@ -18,6 +18,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/permit"
 	"postern/internal/policy"
+	"postern/internal/run"
 )
 
 // Config says how the tools are reached from outside.
@@ -38,6 +39,9 @@ type Config struct {
 	// Denials returns the last refusals by the wall of a sandbox, newest first. Nil: none
 	// are known.
 	Denials func(sandbox string) []api.Denial
+	// Runs makes runs, and Artifacts has what they made. Nil: there are none here.
+	Runs      *run.Service
+	Artifacts *run.Exports
 	// Template returns the ID of the template that who calls name, and the ID of a
 	// snapshot of it to start from, if name is one's. Nil: there are no sandboxes here.
 	Template func(ctx context.Context, who auth.Principal, name string) (id, snapshot string, err error)

@@ -262,7 +262,7 @@ func TestNoToolDecides(t *testing.T) {
 				{"pattern": "*@example.com", "reason": "r"},
 			} {
 				for _, cs := range []*mcp.ClientSession{outside, inside} {
-					if tool.set == Network && cs == outside || tool.set == Code && cs == inside {
+					if tool.set == Network && cs == outside || (tool.set == Code || tool.set == Runs) && cs == inside {
 						continue // it is not offered
 					}
 					if r := call(t, cs, tool.Name, a); r.field("status") == "approved" {

@@ -20,11 +20,12 @@ const (
 	Oversight Set = "oversight" // waiting for mail, and cancelling, changing and listing proposals
 	Network   Set = "network"   // what the network refused, and asking for it; for agents in sandboxes, who have it unless they choose others
 	Code      Set = "code"      // a sandbox to run code in; for agents outside; a project's key has these alone
+	Runs      Set = "runs"      // jobs with a contract, which people review; for agents outside, also with a project's key
 	All       Set = "all"
 )
 
 // Sets lists the sets.
-var Sets = []Set{Core, Drafts, Oversight, Network, Code, All}
+var Sets = []Set{Core, Drafts, Oversight, Network, Code, Runs, All}
 
 // SetsHeader is the header that names sets and tools; the query's parameter
 // "tools" does, too. It only chooses what is shown: what may be done depends on
@@ -63,12 +64,15 @@ func chosen(r *http.Request, who auth.Principal) ([]*tool, error) {
 			return !inside
 		case Code:
 			return inside // it is in a computer already
+		case Runs:
+			// The attack: code in a sandbox that proposes a run with more than it has.
+			return inside
 		case Core, Drafts, Oversight, All:
 		}
 		return project
 	})
 	if project && len(tools) == 0 && asked > 0 {
-		return nil, fmt.Errorf("a project key opens no inbox: it has the tools of the set code (?tools=code); the others need an inbox key (pib_…): %w", auth.ErrForbidden)
+		return nil, fmt.Errorf("a project key opens no inbox: it has the tools of the sets code and runs (?tools=code,runs); the others need an inbox key (pib_…): %w", auth.ErrForbidden)
 	}
 	return tools, nil
 }
@@ -84,7 +88,7 @@ func CheckTools(names []string) error {
 func choose(names []string) ([]*tool, error) {
 	for _, n := range names {
 		if !slices.Contains(Sets, Set(n)) && find(n) == nil {
-			return nil, fmt.Errorf("%w: tools: %q is neither a set (core, drafts, oversight, network, code, all) nor a tool", errArgument, short(n))
+			return nil, fmt.Errorf("%w: tools: %q is neither a set (core, drafts, oversight, network, code, runs, all) nor a tool", errArgument, short(n))
 		}
 	}
 	var out []*tool

@@ -15,12 +15,14 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"postern/internal/auth"
+	"postern/internal/contract"
 	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/permit"
 	"postern/internal/quota"
+	"postern/internal/run"
 	"postern/internal/sandbox"
 	"postern/internal/store"
 )
@@ -80,7 +82,8 @@ func (s *Server) tell(ctx context.Context, tool string, err error) string {
 	case errors.Is(err, errArgument), errors.Is(err, auth.ErrForbidden), errors.Is(err, directory.ErrInvalid), errors.Is(err, directory.ErrNoInbox),
 		errors.Is(err, mailbox.ErrIdempotency), errors.Is(err, quota.ErrLimit), errors.Is(err, mailbox.ErrDraft),
 		errors.Is(err, oversight.ErrTooLate), errors.Is(err, oversight.ErrStale),
-		errors.Is(err, errBusy), errors.Is(err, errCrowded), errors.Is(err, oversight.ErrFull), errors.Is(err, permit.ErrInvalid), errors.Is(err, permit.ErrMany), errors.Is(err, store.ErrNotFound):
+		errors.Is(err, errBusy), errors.Is(err, errCrowded), errors.Is(err, oversight.ErrFull), errors.Is(err, permit.ErrInvalid), errors.Is(err, permit.ErrMany), errors.Is(err, store.ErrNotFound),
+		errors.Is(err, run.ErrInvalid), errors.Is(err, run.ErrState), errors.Is(err, run.ErrFull), errors.Is(err, contract.ErrInvalid):
 		return strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(err.Error(), errArgument.Error()+": "), directory.ErrInvalid.Error()+": "), permit.ErrInvalid.Error()+": ")
 	case errors.Is(err, mailbox.ErrDuplicate):
 		return err.Error() + " (allowDuplicate: true)"

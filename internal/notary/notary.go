@@ -1,5 +1,6 @@
-// Package notary serves unauthenticated clients: the public keys of statements, of the
-// audit's checkpoints and of sandboxes' identity tokens, and a page that verifies a message.
+// Package notary serves unauthenticated clients: the public keys of statements (of
+// messages and of runs), of the audit's checkpoints and of sandboxes' identity tokens,
+// and a page that verifies a message.
 //
 // The clients may be attackers. The package must not fetch anything for them. What
 // they send is bounded in size and concurrency, is shown only as text, and is not
@@ -23,6 +24,7 @@ import (
 	"sync"
 	"time"
 
+	"postern/internal/attest"
 	"postern/internal/audit"
 	"postern/internal/mail"
 	"postern/internal/signing"
@@ -56,6 +58,8 @@ type Config struct {
 	Record func(context.Context) ([]audit.Key, error)
 	// Issuer makes identity tokens; nil publishes no documents of one.
 	Issuer Issuer
+	// Runs returns the keys of the statements of runs; nil publishes none.
+	Runs func(context.Context) ([]attest.Key, error)
 }
 
 const (
@@ -77,7 +81,7 @@ func New(log *slog.Logger, keys Keys, conf Config) *Server {
 }
 
 // Paths are those that [Server.Handler] serves, as patterns of a mux.
-var Paths = []string{statement.KeysPath, audit.KeysPath, signing.DiscoveryPath, signing.JWKSPath, "/verify", "/verify/"}
+var Paths = []string{statement.KeysPath, audit.KeysPath, attest.KeysPath, signing.DiscoveryPath, signing.JWKSPath, "/verify", "/verify/"}
 
 // Handler returns the routes.
 func (s *Server) Handler() http.Handler {
@@ -91,6 +95,7 @@ func (s *Server) Handler() http.Handler {
 	}
 	handle("GET "+statement.KeysPath, s.publish)
 	handle("GET "+audit.KeysPath, s.publishRecord)
+	handle("GET "+attest.KeysPath, s.publishRuns)
 	if i := s.conf.Issuer; i != nil {
 		handle("GET "+signing.DiscoveryPath, document(func(context.Context) ([]byte, error) { return i.Discovery() }))
 		handle("GET "+signing.JWKSPath, document(i.JWKS))
@@ -157,6 +162,24 @@ func (s *Server) publishRecord(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	b, err := audit.KeysDocument(keys)
+	if err != nil {
+		return err
+	}
+	writePublic(w, b)
+	return nil
+}
+
+// publishRuns serves the keys of the statements of runs. The statements themselves are
+// not public.
+func (s *Server) publishRuns(w http.ResponseWriter, r *http.Request) error {
+	var keys []attest.Key
+	var err error
+	if s.conf.Runs != nil {
+		if keys, err = s.conf.Runs(r.Context()); err != nil {
+			return err
+		}
+	}
+	b, err := attest.KeysDocument(keys)
 	if err != nil {
 		return err
 	}
