@@ -95,6 +95,8 @@ func (s *stage) deed(do string, q url.Values) (a oversight.Action, err error) {
 		bob := s.colleague("bob")
 		now := s.state(a.ID)
 		err = s.gate.Decide(ctx, bob, oversight.Decision{ID: a.ID, Version: now.Version, Digest: now.Hex(), Approve: q.Get("reject") == "", Reason: q.Get("reject")})
+	case "runs":
+		*s.runs = *ofRuns(s.t, s.project.Project, q.Get("hostile"))
 	case "drain":
 		s.drain()
 	case "strong":

@@ -65,6 +65,11 @@ type Config struct {
 	// Permits are what people have allowed sandboxes for a time; nil means that there are
 	// none.
 	Permits *permit.Register
+	// Runs are the runs of all projects; nil means that the server makes none.
+	Runs Runs
+	// RunFiles and RunReports are what came of them; nil means that nothing is kept.
+	RunFiles   RunFiles
+	RunReports RunReports
 	// Notify notifies people of waiting actions; nil disables notifications.
 	Notify *notify.Notifier
 	// Record makes the audit's checkpoints; nil means that none are made.
@@ -154,6 +159,7 @@ func (s *Server) table() []route {
 		contentHandlers{reviews{s}}.routes(),
 		editHandlers{actionHandlers{reviews{s}}}.routes(),
 		sandboxHandlers{reviews{s}}.routes(),
+		runHandlers{s}.routes(),
 		inboxHandlers{s}.routes(),
 		quarantineHandlers{reviews{s}}.routes(),
 		sendingHandlers{reviews{s}}.routes(),

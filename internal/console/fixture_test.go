@@ -170,6 +170,7 @@ type fixture struct {
 	link                   auth.Secret // set-up token
 	client                 *http.Client
 	permits                *permit.Register
+	runs                   *ledger
 }
 
 const password = "correct horse battery"
@@ -233,7 +234,8 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Record: f.record, RecordKeys: f.recordKeys})
+	f.runs = &ledger{}
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: time.Minute}}
 	s.Start()

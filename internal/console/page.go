@@ -117,6 +117,15 @@ var funcs = template.FuncMap{
 	"deliveryState": func(d delivery.State) string { return or(deliveryNames[d], string(d)) },
 	"roleMeans":     func(r auth.Role) string { return roleMeans[r] },
 	"factorName":    func(f string) string { return or(factorNames[f], f) },
+	"partName":      partName,
+	"runOf":         runOf,
+	"verdictName":   func(v string) string { return strings.ReplaceAll(v, "_", " ") },
+	"artifactTone":  artifactTone,
+	"argv":          argv,
+	"took":          func(start time.Time, end *time.Time) string { return tookTime(&start, end) },
+	"clock":         func(t time.Time) string { return t.UTC().Format(time.TimeOnly) },
+	"begin":         func(s string, n int) string { return s[:min(n, len(s))] },
+	"int":           func(n int64) int { return int(n) },
 	"endState":      func(s sandbox.State) string { return or(endStates[s], string(s)) },
 }
 
@@ -296,14 +305,28 @@ func stateOf(a oversight.Action) string {
 	return string(a.State)
 }
 
+// effect says what has not happened to an action that was not carried out.
+func effect(k policy.Kind) string {
+	if k == policy.KindRun || k == policy.KindExec {
+		return "started"
+	}
+	if k == policy.KindExport {
+		return "left"
+	}
+	return "been sent"
+}
+
 // meaning explains an action's state to the viewer.
 func meaning(a oversight.Action) string {
 	switch a.State {
 	case oversight.Pending:
-		return "Waiting for a decision. Nothing has been sent."
+		return "Waiting for a decision. Nothing has " + effect(a.Kind) + "."
 	case oversight.Scheduled:
 		return "Nothing has been sent. It is queued for a decision at its scheduled time."
 	case oversight.Denied, oversight.Cancelled:
+		if done := effect(a.Kind); done != "been sent" {
+			return "Nothing has " + done + "."
+		}
 		return "Nothing was sent."
 	case oversight.Approved:
 		if a.Attempts > 0 {

@@ -66,6 +66,7 @@ var least = map[string]auth.Role{
 	"/console/quarantine/{id}/release":          auth.Reviewer,
 	"/console/recover":                          auth.Owner,
 	"/console/sandboxes/{id}/kill":              auth.Reviewer,
+	"/console/runs/{id}/cancel":                 auth.Reviewer,
 	"/console/sending/lift":                     auth.Owner,
 	"/console/sending/lookup":                   auth.Reviewer,
 	"/console/sending/suppression":              auth.Reviewer,
