@@ -14,7 +14,7 @@ func backupCommand() *command {
 		long: `
 Writes a consistent copy of the SQLite database to FILE, which must not exist,
 while the server goes on. The blobs directory below the data directory holds the
-sealed messages and the file server.key the server's secret: copy them after it. With PostgreSQL (pg_dump) the file
+sealed messages, artifacts the files of runs, and the file server.key the server's secret: copy them after it. With PostgreSQL (pg_dump) the file
 server.id says whose the sandboxes and volumes on this disk are: keep it with them.
 Volumes are in the volumes directory: copy their images while no server runs.
 "postern audit verify --file FILE" examines the copy.`,

@@ -15,6 +15,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/build"
+	admission "postern/internal/command"
 	"postern/internal/connection"
 	"postern/internal/console"
 	"postern/internal/directory"
@@ -86,6 +87,10 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.gate.Handle(policy.KindRequest, d.requests)
 	d.gate.Handle(policy.KindSecret, d.requests)
 	d.gate.Handle(policy.KindTool, d.requests)
+	if d.commands, err = admission.New(d.log, d.db, d.gate, d.connections, admission.Config{Dir: filepath.Join(d.conf.Data, "commands")}); err != nil {
+		return err
+	}
+	d.gate.Handle(policy.KindExec, d.commands)
 	inbox, err := parseLimits(d.conf.InboxLimits)
 	if err != nil {
 		return err
@@ -147,7 +152,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	var prepare []string
 	if d.conf.runsSandboxes() {
 		// More than can run at once: one ends while another starts.
-		if d.keeper, err = keeper.Open(ctx, d.conf.Data, 2*(d.conf.MaxSandboxes+d.conf.PoolMax)); err != nil {
+		if d.keeper, err = keeper.Open(ctx, d.conf.Data, 4*(d.conf.MaxSandboxes+d.conf.PoolMax)); err != nil {
 			return err
 		}
 		base, err := templates.Base(ctx)
@@ -164,6 +169,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Authority:   d.authority.CertificatePEM,
 		Cold:        d.conf.Cold,
 		Snapshots:   d.conf.Snapshots,
+		Commands:    d.commands,
 		CheckEgress: d.checkEgress,
 		CheckTemplate: func(ctx context.Context, tx *store.Tx, id string) error {
 			return d.builds.CheckTemplate(ctx, tx, id)
@@ -213,6 +219,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
+	if err := d.buildRuns(key, templates); err != nil {
+		return err
+	}
 	if d.hooks, err = webhook.New(d.log, d.db, d.gate, webhook.Config{Announce: d.post.Announce, Key: key, Private: d.conf.WebhookPrivate, Resolver: d.resolver}); err != nil {
 		return err
 	}
@@ -227,7 +236,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.e2b = e2bapi.New(d.log, d.db, d.fleet, d.post, e2bapi.Config{ //nolint:contextcheck // its proxy uses each request's
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
 		Limits: d.conf.limits(), Volumes: d.vols, Secrets: d.secrets, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook, SealProxy: d.proxyKey.Seal,
-		Catalog: catalog, Tools: d.requests, Builds: d.builds, UploadKey: key, HTTPS: d.conf.HTTPS, CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB,
+		Catalog: catalog, Tools: d.requests, Builds: d.builds, Runs: d.runs, UploadKey: key, HTTPS: d.conf.HTTPS, CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB,
 	})
 	var find func(context.Context, auth.Principal, string) (string, string, error)
 	if d.conf.runsSandboxes() {
@@ -235,20 +244,20 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	}
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet, mcpserver.Config{
 		Template: find, Ceiling: d.conf.ceiling(),
-		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS, Issuers: d.conf.OAuthIssuers, Permits: d.permits, Denials: d.denials,
+		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS, Issuers: d.conf.OAuthIssuers, Permits: d.permits, Denials: d.denials, Runs: d.runs, Artifacts: d.exports,
 	})
 	if d.notify, err = d.newNotifier(lis, client); err != nil {
 		return err
 	}
-	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Book: d.book, Notify: d.notify, Secrets: d.secrets, Permits: d.permits, Denials: d.denials, Traces: d.traces, Signup: d.conf.Signup})
-	public := notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys}
+	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Book: d.book, Notify: d.notify, Secrets: d.secrets, Permits: d.permits, Denials: d.denials, Traces: d.traces, Commands: d.commands, Runs: d.runs, Exports: d.exports, Prover: d.prover, Signup: d.conf.Signup})
+	public := notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys, Runs: d.runKeys}
 	if d.issuer != nil {
 		public.Issuer = d.issuer
 	}
 	d.notary = notary.New(d.log, d.ring, public)
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people, Book: d.book, Hooks: d.hooks, Secrets: d.secrets, Permits: d.permits,
-		Record: d.record, RecordKeys: d.recordKeys, Notify: d.notify,
+		Record: d.record, RecordKeys: d.recordKeys, Notify: d.notify, Runs: d.runs, RunFiles: d.exports, RunReports: d.prover,
 	})
 	return d.buildWeb(lis)
 }

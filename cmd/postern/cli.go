@@ -83,6 +83,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	fmt.Fprintf(stderr, "%s: %v\n", name, err)
+	if own := (*statusError)(nil); errors.As(err, &own) {
+		return own.status
+	}
 	return 1
 }
 

@@ -204,6 +204,9 @@ func (d *daemon) localHandler(who func(*http.Request) (auth.Principal, error)) h
 		}
 		box.ServeHTTP(w, r)
 	})
+	for _, p := range notary.Paths { // public keys, for who checks statements on this machine
+		mux.Handle(p, d.notary.Handler())
+	}
 	data := d.boxes(http.HandlerFunc(d.e2b.ServeData))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if d.e2b.IsData(r) { // opened by the sandbox's own token, here as elsewhere

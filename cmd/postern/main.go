@@ -39,10 +39,10 @@ func commands() (all []*command) {
 			reviewCommand(), pendingCommand(), showCommand(), approveCommand(), rejectCommand(), commentCommand(), editCommand(), revisionsCommand(), cancelCommand(), resolveCommand(),
 			stopCommand(), resumeCommand(), quarantineCommand(), policyCommand(),
 		}},
-		{sandboxing, []*command{sandboxCommand(), sshCommand(), forwardCommand(), volumeCommand(), webhookCommand(), secretCommand(), networkCommand(), templateCommand(), traceCommand()}},
+		{sandboxing, []*command{runCommand(), runsCommand(), contractCommand(), boundaryCommand(), sandboxCommand(), sshCommand(), forwardCommand(), volumeCommand(), webhookCommand(), secretCommand(), networkCommand(), templateCommand(), traceCommand(), verifyCommand()}},
 		{mailing, []*command{
 			inboxCommand(), grantCommand(), accountCommand(), messageCommand(), sendCommand(), draftCommand(), mcpCommand(),
-			domainCommand(), dkimCommand(), suppressionCommand(), suspensionCommand(), verifyMessageCommand(),
+			domainCommand(), dkimCommand(), suppressionCommand(), suspensionCommand(), verifyMessageCommand(), verifyRunCommand(),
 		}},
 		{admitting, []*command{personCommand(), notifyCommand(), projectCommand(), keyCommand()}},
 		{recording, []*command{auditCommand()}},

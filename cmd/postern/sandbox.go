@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"postern/client"
 	"postern/internal/e2bapi"
 	"postern/internal/secret"
 )
@@ -108,6 +110,19 @@ on with --stdin.`,
 					fs.StringVar(&s.level, "level", "", "only this `level` and above: debug, info, warn or error")
 				},
 				run: onServer(c, s.logs),
+			},
+			{
+				use: "commands ID", short: "print which programs were started in a sandbox", lists: true, complete: ids,
+				long: `
+Prints which programs were started in a sandbox, as its kernel saw them: also by
+shells, interpreters and scripts. A sandbox that ended in the last week still has
+its record. The first line counts all; the rest is the newest ones, with how long
+each ran and its exit status. Code in the sandbox chose the names and arguments.`,
+				example: "postern sandbox commands ID\npostern sandbox commands ID --limit 1000 --json",
+				flags: func(fs *pflag.FlagSet) {
+					fs.IntVar(&s.limit, "limit", 100, "at most so many of the newest `commands`, up to 1000")
+				},
+				run: onServer(c, s.commands),
 			},
 			{use: "metrics ID", short: "show processor, memory and disk use", lists: true, complete: ids, run: onServer(c, printMetrics)},
 			{
@@ -353,6 +368,104 @@ func (s *sandboxTool) logs(ctx context.Context, l *local, args []string, out *ou
 		fmt.Fprintf(out, "%s  %-5s  %s\n", e.Timestamp.Local().Format(time.DateTime), e.Level, printable(strings.TrimRight(e.Message, "\n")))
 	}
 	return nil
+}
+
+func (s *sandboxTool) commands(ctx context.Context, l *local, args []string, out *output) error {
+	id, err := oneArg(args, "ID")
+	if err != nil {
+		return err
+	}
+	if s.limit < 1 || s.limit > 1000 {
+		return fmt.Errorf("%w: --limit: want 1 to 1000", errUsage)
+	}
+	r, err := l.api.Sandboxes.Commands(ctx, id, s.limit)
+	if err != nil {
+		return noSandbox(err, id)
+	}
+	if out.json {
+		return out.object(r)
+	}
+	fmt.Fprintf(out, "%d started, %d refused, %d held", r.Started, r.Refused, r.Held)
+	if !r.Complete {
+		fmt.Fprintf(out, "; the record is not complete, %d events were lost", r.Missed)
+	}
+	fmt.Fprintln(out)
+	for _, c := range r.Commands {
+		fmt.Fprintf(out, "%s  %8s  %-8s  %s\n", c.Time.Local().Format(time.DateTime), commandTime(c), commandEnd(c), printable(startedLine(c)))
+	}
+	return nil
+}
+
+// commandTime returns how long a program ran, for a table.
+func commandTime(c client.SandboxCommand) string {
+	if c.Ended.IsZero() {
+		return "-"
+	}
+	return time.Duration(c.Duration * 1000).Round(time.Millisecond).String()
+}
+
+// commandEnd returns what became of a start, in a word or two.
+func commandEnd(c client.SandboxCommand) string {
+	switch {
+	case c.Verdict != "allowed":
+		return c.Verdict
+	case c.Signal != 0:
+		return fmt.Sprint("signal ", c.Signal)
+	case c.Exit != nil:
+		return fmt.Sprint("exit ", *c.Exit)
+	case !c.Ended.IsZero():
+		return "became"
+	}
+	return "runs"
+}
+
+// manySpaces is how many spaces in a row are shown as their number. The attack: code
+// hides the end of a command line behind them.
+const manySpaces = 16
+
+// startedLine returns the program of a start and its arguments on one line.
+func startedLine(c client.SandboxCommand) string {
+	words := make([]string, 0, len(c.Args)+1)
+	if len(c.Args) == 0 || filepath.Base(c.Path) != filepath.Base(c.Args[0]) {
+		words = append(words, "["+c.Path+"]")
+	}
+	for _, arg := range c.Args {
+		if len(arg) >= manySpaces && strings.Trim(arg, " ") == "" {
+			// The guest puts the command into a warm shell later, which the kernel does not see.
+			words = append(words, fmt.Sprintf("<%d spaces, as of the guest's prepared shell>", len(arg)))
+			continue
+		}
+		arg = shortSpaces(arg)
+		if arg == "" || strings.ContainsAny(arg, " \t\n'\"\\$") {
+			arg = strconv.Quote(arg)
+		}
+		words = append(words, arg)
+	}
+	line := strings.Join(words, " ")
+	if r := []rune(line); len(r) > 200 {
+		line = string(r[:200]) + "…"
+	}
+	if c.Why != "" {
+		line += "  # " + c.Why
+	}
+	return line
+}
+
+// shortSpaces returns s with many spaces in a row replaced by their number.
+func shortSpaces(s string) string {
+	var out strings.Builder
+	for s != "" {
+		rest := strings.TrimLeft(s, " ")
+		if n := len(s) - len(rest); n >= manySpaces {
+			fmt.Fprintf(&out, " <%d spaces> ", n)
+		} else {
+			out.WriteString(s[:n])
+		}
+		word, _, _ := strings.Cut(rest, " ")
+		out.WriteString(word)
+		s = rest[len(word):]
+	}
+	return out.String()
 }
 
 // A sample is what a sandbox used at one moment.

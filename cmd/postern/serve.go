@@ -46,8 +46,11 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 		g.Go(func() error { return d.vols.Run(ctx) })
 		g.Go(func() error { return d.sampler.Run(ctx) })
 		g.Go(func() error { return d.builds.Run(ctx) })
+		g.Go(func() error { return d.runs.Run(ctx) })
 	}
+	g.Go(func() error { return d.exports.Run(ctx) })
 	g.Go(func() error { return d.logbook.Run(ctx) })
+	g.Go(func() error { return d.commands.Run(ctx) })
 	g.Go(func() error { return d.hooks.Run(ctx) })
 	g.Go(func() error { return d.post.RunExpiry(ctx) })
 	g.Go(func() error { return d.scrubber.Run(ctx) })

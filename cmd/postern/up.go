@@ -15,6 +15,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/build"
+	admission "postern/internal/command"
 	"postern/internal/connection"
 	"postern/internal/console"
 	"postern/internal/domain"
@@ -31,6 +32,7 @@ import (
 	"postern/internal/permit"
 	"postern/internal/request"
 	"postern/internal/rulebook"
+	jobs "postern/internal/run"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/gvisor"
 	"postern/internal/sandbox/keeper"
@@ -145,6 +147,9 @@ type daemon struct {
 	doms        *domain.Registry
 	fleet       *sandbox.Fleet
 	builds      *build.Service
+	runs        *jobs.Service
+	exports     *jobs.Exports
+	prover      *jobs.Prover
 	wall        *egress.Wall
 	issuer      *signing.Issuer // nil without a public URL
 	proxyKey    *egress.ProxyKey
@@ -158,9 +163,10 @@ type daemon struct {
 	server  string         // id by which the database knows whose sandboxes are whose
 	keeper  *keeper.Keeper // nil without sandboxes; shut down only after serving: until then sandboxes of a former process may depend on it
 
-	hooks   *webhook.Hooks
-	sampler *sandbox.Sampler
-	logbook *sandbox.Logbook
+	hooks    *webhook.Hooks
+	sampler  *sandbox.Sampler
+	logbook  *sandbox.Logbook
+	commands *admission.Admission // judges and records what is started in sandboxes
 
 	e2b     *e2bapi.Server
 	mcp     *mcpserver.Server
@@ -228,6 +234,9 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	}
 	// Clean up after a former process before anything is served.
 	if err := errors.Join(d.recoverSandboxes(ctx), d.post.Delivery.FreeDestinations(ctx), d.gate.Recover(ctx, d.conf.Database == "")); err != nil {
+		return err
+	}
+	if err := d.runs.Recover(ctx); err != nil {
 		return err
 	}
 	// The project's key is shown once. It is made last, so that a first start

@@ -1,0 +1,316 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"postern/client"
+	"postern/internal/api"
+	"postern/internal/contract"
+)
+
+const runHelp = `
+Runs a command in a sandbox of its own, which a contract bounds: the programs that
+it may start, the files that it sees, where it connects, its limits, and the files
+that may come out. The run is reviewed first: where policy does not know the
+contract, a person decides (postern review). Afterwards the sandbox is destroyed,
+and the report says of each clause whether it was kept.
+
+CONTRACT is a file; --name takes one that the server has stored instead. What
+follows -- is the command. With --file it is the arguments of that script, which is
+put in and run by the interpreter for its name: python3 for .py, bash for .sh, node
+for .js, perl for .pl, ruby for .rb.
+
+An input goes where the contract has a place for its name (files.inputs), else below
+the first place that ends in /* or /**, or to the PATH that is given: in a
+directory, symbolic links are left out.
+
+The exit status is that of the last command. Distinct from it are:
+
+  120  refused: the contract is not valid or wider than the boundary, the review
+       said no, or evidence is missing
+  121  violated: the run did or tried what its contract does not allow
+  122  nobody reviewed it within --wait-review; it is cancelled
+  123  lost, cancelled, or the server could not be asked
+  124  its time was over
+
+Ctrl-C cancels the run and waits for its end; a second one leaves at once.`
+
+// The exit statuses of postern run, apart from the program's own.
+const (
+	statusRefused    = 120
+	statusViolated   = 121
+	statusUnreviewed = 122
+	statusLost       = 123
+	statusTimedOut   = 124
+)
+
+// A statusError is an error with an exit status of its own.
+type statusError struct {
+	status int
+	err    error
+}
+
+func (e *statusError) Error() string { return e.err.Error() }
+func (e *statusError) Unwrap() error { return e.err }
+
+// withStatus returns err with an exit status, unless it has one, is about the command
+// line or is nil.
+func withStatus(status int, err error) error {
+	var has *statusError
+	var exit exitError
+	if err == nil || errors.As(err, &has) || errors.As(err, &exit) || errors.Is(err, errUsage) {
+		return err
+	}
+	return &statusError{status, err}
+}
+
+// A runTool is the run command with its flags.
+type runTool struct {
+	conf Config
+
+	name, file            string
+	inputs                []string
+	task                  string
+	check, cleanup        string
+	export, timeout       string
+	missing               []string
+	events, detach, force bool
+	first                 bool
+	wait                  time.Duration
+	out                   string
+}
+
+func runCommand() *command {
+	t := &runTool{}
+	return &command{
+		use: "run [CONTRACT] [flags] [--] [COMMAND [ARGUMENT...]]", short: "run a command that a contract bounds, and report what it did",
+		long: runHelp,
+		example: `
+  postern run --first
+  postern run report.yaml --input sales.csv --out results -- python3 report.py
+  postern run report.yaml --file report.py --task 'weekly totals' -- --month 11
+  postern run --name weekly-report --detach -- python3 /work/report.py`,
+		facts: true,
+		flags: func(fs *pflag.FlagSet) {
+			t.conf.location(fs)
+			t.flags(fs)
+		},
+		run: func(ctx context.Context, args []string, out *output) error {
+			run := t.run
+			if t.first {
+				run = t.runFirst
+			}
+			err := onServer(&t.conf, run)(ctx, args, out)
+			return withStatus(statusLost, err)
+		},
+	}
+}
+
+func (t *runTool) flags(fs *pflag.FlagSet) {
+	fs.BoolVar(&t.first, "first", false, "go through the smallest run step by step: a checklist for a new server; takes no CONTRACT and no COMMAND")
+	fs.StringVar(&t.name, "name", "", "`name` of a contract that the server has stored, instead of CONTRACT")
+	fs.StringVar(&t.file, "file", "", "`script` to put in and run; what follows -- are its arguments")
+	fs.Var(&addressList{&t.inputs}, "input", "`FILE|DIR[=PATH]` of this machine to put in, read-only; may be repeated")
+	fs.StringVar(&t.task, "task", "", "`text` that says what the run is for, for the people who review it (default: the contract's description, else the command)")
+	fs.StringVar(&t.check, "check", "", "answer of the review: the smallest `check` that can be undone")
+	fs.StringVar(&t.timeout, "on-timeout", "", "answer of the review: `what` happens when its time is over")
+	fs.StringVar(&t.cleanup, "cleanup", "", "answer of the review: `what` is cleaned up, and how")
+	fs.StringVar(&t.export, "export", "", "answer of the review: `what` leaves, and for whom")
+	fs.Var(&addressList{&t.missing}, "missing", "answer of the review: `evidence` that is missing; the run is refused then; may be repeated")
+	fs.BoolVar(&t.detach, "detach", false, "print the run's ID once it is proposed, and do not wait")
+	fs.DurationVar(&t.wait, "wait-review", 10*time.Minute, "how long to wait for people: for the review, and with --out for the files; 0 means without end")
+	fs.StringVar(&t.out, "out", "", "`directory` into which released artifacts are saved")
+	fs.BoolVar(&t.force, "force", false, "with --out, overwrite files")
+	fs.BoolVar(&t.events, "events", false, "print each event as a line of JSON, as it happens")
+}
+
+// run proposes the run, waits for it and returns its exit status as an error.
+func (t *runTool) run(ctx context.Context, l *local, args []string, out *output) error {
+	source, command, err := t.arguments(args, out.flags.ArgsLenAtDash())
+	if err != nil {
+		return err
+	}
+	if t.events && out.json || t.detach && (t.events || t.out != "") {
+		return fmt.Errorf("%w: --events and --json, and --detach with --events or --out, exclude each other", errUsage)
+	}
+	proposal := api.NewRun{Contract: t.name, Task: t.task}
+	text, err := t.contract(ctx, l, source)
+	if err != nil {
+		return withStatus(statusRefused, err)
+	}
+	if t.name == "" {
+		proposal.ContractText = string(text)
+	}
+	c, err := contract.Parse(text)
+	if err != nil {
+		return &statusError{statusRefused, fmt.Errorf("%s: %w", cmp.Or(source, t.name), err)}
+	}
+	ins := &runInputs{contract: c}
+	defer ins.close()
+	if proposal.Commands, err = t.prepare(ins, command); err != nil {
+		return withStatus(statusRefused, err)
+	}
+	for _, in := range ins.list {
+		proposal.Inputs = append(proposal.Inputs, api.NewInput{Path: in.path, Size: in.size, SHA256: in.sha256})
+	}
+	proposal.Answers = t.answers(c)
+	proposal.Task = cmp.Or(t.task, c.Description, "to run "+cut(commandLine(proposal.Commands[0]), longLine))
+	p := newRunScreen(os.Stderr)
+	defer p.end()
+	for _, n := range ins.notes {
+		p.line("%s", n)
+	}
+	r, err := t.propose(ctx, l, proposal, ins)
+	if err != nil {
+		return refusal(err)
+	}
+	if t.detach && r.State != api.RunRefused {
+		return out.facts(r, func() error {
+			_, err := fmt.Fprintln(out, r.ID)
+			return err
+		})
+	}
+	return (&follower{t: t, l: l, out: out, p: p, id: r.ID}).follow(ctx)
+}
+
+// arguments splits the arguments into the contract's file and the command. Dash is how
+// many stand before "--"; negative if there is none.
+func (t *runTool) arguments(args []string, dash int) (source string, command []string, err error) {
+	command = args
+	if t.name == "" {
+		if len(args) == 0 || dash == 0 {
+			return "", nil, fmt.Errorf("%w: CONTRACT is missing; postern contract init writes one", errUsage)
+		}
+		source, command = args[0], args[1:]
+		dash--
+	}
+	switch {
+	case dash > 0 || dash < 0 && len(command) > 0 && strings.HasPrefix(command[0], "-"):
+		return "", nil, fmt.Errorf("%w: unexpected argument %q; the command follows --", errUsage, command[0])
+	case t.file == "" && len(command) == 0:
+		return "", nil, fmt.Errorf("%w: COMMAND is missing: write it after --, or name a script with --file", errUsage)
+	}
+	return source, command, nil
+}
+
+// contract returns the text of the contract.
+func (t *runTool) contract(ctx context.Context, l *local, source string) ([]byte, error) {
+	if t.name != "" {
+		c, err := l.api.Contracts.Get(ctx, t.name)
+		if err != nil {
+			return nil, noContract(err, t.name)
+		}
+		return []byte(c.Text), nil
+	}
+	b, err := readContract(source)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("contract: %w; --name names one that the server has stored", err)
+	}
+	return b, err
+}
+
+// interpreter returns the program that runs a script, by the end of its name, or "".
+func interpreter(script string) string {
+	switch filepath.Ext(script) {
+	case ".py":
+		return "python3"
+	case ".sh":
+		return "bash"
+	case ".js", ".mjs":
+		return "node"
+	case ".pl":
+		return "perl"
+	case ".rb":
+		return "ruby"
+	}
+	return ""
+}
+
+// prepare adds the inputs and returns the commands of the run.
+func (t *runTool) prepare(ins *runInputs, command []string) ([][]string, error) {
+	for _, in := range t.inputs {
+		if err := ins.add(in); err != nil {
+			return nil, err
+		}
+	}
+	if t.file == "" {
+		return [][]string{command}, nil
+	}
+	program := interpreter(t.file)
+	if program == "" {
+		return nil, fmt.Errorf("%w: --file: %s: no interpreter is known for its name (.py, .sh, .js, .mjs, .pl or .rb); use --input, and name the program after --", errUsage, t.file)
+	}
+	if err := ins.addFile(t.file, ""); err != nil {
+		return nil, fmt.Errorf("--file: %w", err)
+	}
+	return [][]string{append([]string{program, ins.list[len(ins.list)-1].path}, command...)}, nil
+}
+
+// answers returns the answers of the review. What the run needs is what the person has
+// written into the contract.
+func (t *runTool) answers(c *contract.Contract) api.RunAnswers {
+	yes := true
+	network := len(c.Network.Allow) > 0 || len(c.Packages) > 0 || len(c.Credentials) > 0
+	files := len(c.Files.Read) > 0 || len(c.Files.Write) > 0 || len(c.Files.Inputs) > 0
+	credentials := len(c.Credentials) > 0
+	return api.RunAnswers{
+		Execution: &yes, Network: &network, Files: &files, Credentials: &credentials,
+		Check: t.check, Timeout: t.timeout, Cleanup: t.cleanup, Export: t.export, Missing: t.missing,
+	}
+}
+
+// propose proposes the run and uploads its inputs.
+func (t *runTool) propose(ctx context.Context, l *local, n api.NewRun, ins *runInputs) (api.Run, error) {
+	r, err := l.api.Runs.Propose(ctx, n)
+	if err != nil || r.State != api.RunDraft {
+		return r, err
+	}
+	for i := range ins.list {
+		if err = upload(ctx, l, r.ID, &ins.list[i]); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		var now api.Run
+		if now, err = l.api.Runs.Submit(ctx, r.ID); err == nil {
+			return now, nil
+		}
+	}
+	away, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	_, _ = l.api.Runs.Cancel(away, r.ID) // best effort: a draft runs nothing
+	return r, err
+}
+
+func upload(ctx context.Context, l *local, id string, in *runInput) error {
+	f, err := in.open()
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := l.api.Runs.Upload(ctx, id, in.path, io.LimitReader(f, in.size)); err != nil {
+		return fmt.Errorf("input %s: %w", in.path, err)
+	}
+	return nil
+}
+
+// refusal gives an answer of the server that refuses the run its exit status.
+func refusal(err error) error {
+	var said *client.Error
+	if errors.As(err, &said) && said.Status >= 400 && said.Status < 500 && !slices.Contains([]int{401, 404, 408, 429}, said.Status) {
+		return &statusError{statusRefused, errors.New(printable(err.Error()))}
+	}
+	return err
+}

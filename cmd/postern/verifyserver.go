@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+
+	"github.com/spf13/pflag"
+
+	"postern/internal/api"
+	"postern/internal/verification"
+)
+
+const verifyHelp = `
+Tries on the running server what code in a sandbox must not be able to do: read
+the host's files, get out to the network, see a secret's value, survive its end,
+exhaust the machine, and more. It makes disposable sandboxes, and a secret and a
+template of its own, and removes them.
+
+Each line says what was tried, what was expected and what was seen. A check that
+could not be made counts as failed. Exits with status 1 if one failed. The audit
+has an entry with the counts and a digest.
+
+Run it as root on the server's machine, before its first real work or in CI:
+some checks look at the machine from outside. It takes about a minute.`
+
+// A verifyTool is the verify command with its flags.
+type verifyTool struct {
+	conf Config
+
+	template, contract string
+	log, junit         string
+	only               []string
+}
+
+func verifyCommand() *command {
+	v := &verifyTool{}
+	return &command{
+		use: "verify", short: "try on this server what code in sandboxes must not be able to do", long: verifyHelp, facts: true,
+		example: "postern verify\npostern verify --only egress --only secrets --junit verify.xml\npostern verify --template data-tools --json",
+		flags: func(fs *pflag.FlagSet) {
+			v.conf.location(fs)
+			fs.StringVar(&v.template, "template", "base", "`id or name` of the template that sandboxes start from; it needs python3")
+			fs.Var(&addressList{&v.only}, "only", "only this `group` of checks: files, egress, ports, state, secrets, teardown, templates or bombs; may be repeated")
+			fs.StringVar(&v.junit, "junit", "", "write the results to this `file` too, as JUnit XML")
+			fs.StringVar(&v.log, "log", "", "`file` with the server's log (default: where its standard error goes, if that is a file)")
+		},
+		run: onServer(&v.conf, v.verify),
+	}
+}
+
+func (v *verifyTool) verify(ctx context.Context, l *local, args []string, out *output) error {
+	if err := noArgs(args); err != nil {
+		return err
+	}
+	checks, err := verification.Select(v.only, v.contract != "")
+	if err != nil {
+		return fmt.Errorf("%w: %w", errUsage, err)
+	}
+	begun, err := l.api.Verifications.Begin(ctx, api.NewVerification{Template: v.template, Contract: v.contract, Checks: len(checks)})
+	if err != nil {
+		return fmt.Errorf("announce the verification: %w", err)
+	}
+	server := verification.Server{API: l.api, HTTP: &http.Client{Transport: l.http.Transport, CheckRedirect: l.http.CheckRedirect}, Base: l.address(""), Template: v.template, Contract: v.contract, ID: begun.ID}
+	if l.base == "" {
+		if server.Machine, err = verification.Look(v.conf.Data, v.conf.socket(), v.log); err != nil {
+			fmt.Fprintln(os.Stderr, "postern verify: this user cannot look at the server's process, so some checks will fail:", err)
+		}
+	}
+	report, err := verification.Run(ctx, server, checks, func(r verification.Result) {
+		if !out.json {
+			fmt.Fprint(out, r.Line())
+		}
+	})
+	if err != nil {
+		err = fmt.Errorf("clean up: %w", err)
+	}
+	err = errors.Join(err, l.api.Verifications.End(context.WithoutCancel(ctx), report.ID, api.VerificationResult{Passed: report.Passed, Failed: report.Failed, Digest: report.Digest()}))
+	if v.junit != "" {
+		b, err2 := report.JUnit()
+		if err2 == nil {
+			err2 = os.WriteFile(v.junit, b, 0o644) //nolint:gosec // CI reads it
+		}
+		err = errors.Join(err, err2)
+	}
+	if err := errors.Join(err, out.facts(report, func() error {
+		_, err := fmt.Fprintf(out, "\n%d passed, %d failed; recorded as %s\n%s\n", report.Passed, report.Failed, report.ID, report.Digest())
+		return err
+	})); err != nil {
+		return err
+	}
+	if report.Failed > 0 {
+		return exitError(1)
+	}
+	return nil
+}
