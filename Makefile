@@ -149,6 +149,7 @@ bench: template
 	test/with-postgres go test -run '^$$' -bench 'Gate$$' -benchtime 800x ./test/e2e
 	test/with-postgres go test -run '^$$' -bench GateMixed -benchtime 5000x ./test/e2e
 	go test -run '^$$' -bench IdleInbox -benchtime 2000x ./test/e2e
+	go test -run '^$$' -bench 'Run$$' -benchtime 20x ./test/e2e
 	CGO_ENABLED=0 go build -trimpath -o bin/runsc gvisor.dev/gvisor/runsc
 	node test/bench.mjs bin/postern 20 $(DENSITY) bin/runsc
 	node test/bench-files.mjs bin/postern

@@ -323,7 +323,61 @@ equal('the granted key cannot read another inbox', (await api(`/v1/inboxes/${ana
 equal('the buyer revokes the grant', (await api(`/v1/inboxes/${buyer.address}/grants/${grant.body.id}`, buyer.key, { method: 'DELETE' })).status, 204)
 equal('the revoked key is refused', (await api(`/v1/inboxes/${buyer.address}/messages`, granted.key)).status, 401)
 
-step('9. Oversight: allow lists, secret scanning, a policy with two approvers, a kill switch')
+step('9. Runs: a job with a written contract')
+const contract = join(dir, 'totals.yaml')
+const totals = (more = '') => `version: 1
+name: totals
+description: add up the sales of each region
+commands: {allow: [{run: python3 -I /in/totals.py}${more}]}
+files: {read: [/in], write: [/out], inputs: [{path: /in/totals.py, size: 64KiB, required: true}]}
+limits: {time: 1m}
+artifacts: [{path: /out/totals.csv, type: csv, size: 64KiB, required: true, review: person}]
+`
+const script = join(dir, 'totals.py')
+writeFileSync(contract, totals())
+writeFileSync(script, `import subprocess
+with open('/out/totals.csv', 'w') as out:
+    out.write('region,total\\nnorth,150\\n')
+try:
+    open('/usr/bin/python3', 'w')
+except PermissionError:
+    print('read-only')
+`)
+check('the contract is in order, and is explained in plain sentences', /connects to nothing/.test(alone('contract', 'explain', contract)))
+cli('boundary', 'set', contract)
+const wide = join(dir, 'wider.yaml')
+writeFileSync(wide, totals(", {run: 'curl **'}"))
+const tooWide = fails(alone, 'run', wide, '--data', data, '--input', script, '--', 'curl', 'https://example.org')
+check('a contract wider than the boundary is refused, and the clause is named', /commands/.test(tooWide), tooWide)
+const results = join(dir, 'results')
+rmSync(results, { recursive: true, force: true })
+const job = spawn(postern, ['run', contract, '--input', script, '--out', results, '--data', data, '--', 'python3', '-I', '/in/totals.py'], { stdio: ['ignore', 'pipe', 'pipe'] })
+let said = ''
+for (const stream of [job.stdout, job.stderr]) stream.on('data', (b) => (said += b))
+const jobEnded = new Promise((done) => job.on('exit', done))
+const waitingFor = (kind) => until(async () => JSON.parse(cli('pending', '--json')).find((a) => a.kind === kind)?.id)
+const review = await waitingFor('run.start')
+check('nothing starts before a person has seen contract, commands and inputs', Boolean(review) && /python3 -I/.test(cli('show', review)))
+cli('approve', review)
+const release = await waitingFor('file.export')
+check('the file waits for a person, who sees it', Boolean(release) && /150/.test(cli('show', release)))
+cli('approve', release)
+equal('postern run ends with the status of the command', await jobEnded, 0)
+check('the file that was approved is saved', existsSync(join(results, 'totals.csv')), said)
+const [ran] = JSON.parse(cli('runs', 'list', '--json'))
+const report = cli('runs', 'report', ran.id)
+check('the report judges each clause: none violated', / 0 violated/.test(report), report)
+const sealed = join(dir, 'run.json')
+const runKeys = join(dir, 'run-keys.json')
+writeFileSync(sealed, cli('runs', 'statement', ran.id))
+writeFileSync(runKeys, await (await fetch(`${base}/.well-known/postern-run-keys.json`)).text())
+const proved = fails(alone, 'verify-run', sealed, '--keys', runKeys, '--artifact', join(results, 'totals.csv'))
+check('verify-run checks the signed statement and the file offline', proved === '', proved)
+writeFileSync(join(results, 'totals.csv'), 'region,total\nnorth,151\n')
+check('verify-run detects a changed file', fails(alone, 'verify-run', sealed, '--keys', runKeys, '--artifact', join(results, 'totals.csv')) !== '')
+cli('boundary', 'rm')
+
+step('10. Oversight: allow lists, secret scanning, a policy with two approvers, a kill switch')
 const as = (who, ...a) => execFileSync(postern, [...a, '--data', data], { encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'], env: { ...process.env, POSTERN_INBOX_KEY: who.key } })
 const propose = async (who, to, subject, text, more) => (await post(`/v1/inboxes/${who.address}/messages`, who.key, { to: [to], subject, text, ...more })).body
 const stateOf = async (who, a) => (await api(`/v1/actions/${a.id}`, who.key)).body
@@ -371,7 +425,7 @@ check('the stopped inbox is read_only and cannot send', stopped.status === 403 &
 const raise = await api(`/v1/inboxes/${analyst.address}`, analyst.key, { method: 'PATCH', body: JSON.stringify({ mode: 'autonomous' }) })
 check('the agent cannot raise its own mode', raise.status === 403, JSON.stringify(raise))
 
-step('10. The audit log proves what happened')
+step('11. The audit log proves what happened')
 const verified = cli('audit', 'verify')
 check(verified.trim().replace('\n', ', '), /holds/.test(verified))
 const story = cli('audit', 'list', '--verb', 'action.')

@@ -285,8 +285,10 @@ async function run() {
   await page.locator('#name').fill('continuous integration')
   await page.getByRole('button', { name: 'Create key' }).click()
   check('a new API key is shown once', /e2b_[0-9a-f]{40}/.test(await text(page)))
+  await play('runs')
+  const run = '/console/runs/run_' + 'A'.repeat(26)
   await pictures([
-    ['queue', '/console/'], ['filtered', '/console/?kind=inbox.mode'], ['batch', '/console/batch'], ['action', `/console/actions/${seen.report.id}`],
+    ['queue', '/console/'], ['runs', '/console/runs'], ['run', run], ['filtered', '/console/?kind=inbox.mode'], ['batch', '/console/batch'], ['action', `/console/actions/${seen.report.id}`],
     ['edit', `/console/actions/${seen.report.id}/edit`], ['hostile', `/console/actions/${evil.id}`], ['asked-others', `/console/actions/${seen.legal.id}`],
     ['second-factor', `/console/actions/${seen.money.id}`], ['done', `/console/actions/${seen.large.id}`], ['inbox', seen.inbox], ['policy', '/console/policy'],
     ['draft', '/console/policy/draft', (p) => p.locator('#try').click()], ['policy-change', seen.change], ['switches', '/console/switches'], ['webhooks', '/console/webhooks'],
@@ -298,7 +300,7 @@ async function run() {
     ['queue', '/console/'], ['batch', '/console/batch'], ['action', `/console/actions/${fresh.id}`, (p) => p.locator('#s-what').evaluate((e) => e.scrollIntoView())], ['edited', `/console/actions/${seen.report.id}`],
     ['hostile', `/console/actions/${evil.id}`], ['inbox', seen.inbox], ['policy', '/console/policy'], ['draft', '/console/policy/draft', (p) => p.locator('#try').click()],
     ['switches', '/console/switches'], ['webhooks', '/console/webhooks'], ['webhook', webhook], ['decided', '/console/decided'], ['done', `/console/actions/${seen.large.id}`], ['inboxes', '/console/inboxes'],
-    ['quarantine', '/console/quarantine'], ['sending', '/console/sending'], ['domains', '/console/domains'], ['sandboxes', '/console/sandboxes'], ['keys', '/console/keys'], ['audit', '/console/audit'], ['account', '/console/account'], ['people', '/console/people'],
+    ['quarantine', '/console/quarantine'], ['sending', '/console/sending'], ['domains', '/console/domains'], ['sandboxes', '/console/sandboxes'], ['runs', '/console/runs'], ['run', run], ['keys', '/console/keys'], ['audit', '/console/audit'], ['account', '/console/account'], ['people', '/console/people'],
   ], signedIn)
   await page.goto(at('/console/switches'))
   await page.getByRole('button', { name: /^Turn off/ }).click()

@@ -19,7 +19,8 @@ while True:
             out.write(host + ' ' + type(e).__name__ + '\\n')
     time.sleep(0.05)
 `
-const counter = 'i=0; while :; do i=$((i+1)); echo $i >/home/user/count.new; mv /home/user/count.new /home/user/count; echo $EPOCHREALTIME >>/home/user/beats; sleep 0.05; done'
+// The first loop starts no programs.
+const counter = 'exec 9<> <(:); (while :; do read -t 0.05 -u 9; echo $EPOCHREALTIME >>/home/user/beats; done) & i=0; while :; do i=$((i+1)); echo $i >/home/user/count.new; mv /home/user/count.new /home/user/count; echo $EPOCHREALTIME >>/home/user/starts; sleep 0.05; done'
 
 if (phase === 'begin') {
   const s = await Sandbox.create({ timeoutMs: 600_000, network: { allowOut: ['203.0.113.10'], denyOut: ['0.0.0.0/0'] } })
@@ -36,8 +37,10 @@ if (phase === 'begin') {
   let second = first
   for (const end = Date.now() + 60_000; second === first && Date.now() < end; second = await read()) await new Promise((done) => setTimeout(done, 300))
   const attempts = await s.files.read('/home/user/attempts')
-  const beats = (await s.files.read('/home/user/beats')).trim().split('\n').map(Number)
+  const times = async (name) => (await s.files.read('/home/user/' + name)).trim().split('\n').map(Number)
+  const beats = await times('beats')
+  const starts = await times('starts')
   const running = await s.commands.list()
-  say({ text, first, second, attempts: attempts.trim().split('\n'), beats, pids: running.map((p) => p.pid) })
+  say({ text, first, second, attempts: attempts.trim().split('\n'), beats, starts, pids: running.map((p) => p.pid) })
 }
 process.exit(0)
