@@ -1,7 +1,6 @@
 package mailapi
 
 import (
-	"fmt"
 	"net/http"
 
 	"postern/internal/api"
@@ -14,13 +13,10 @@ type commandServer struct {
 }
 
 func (s commandServer) routes() []route {
-	return []route{{"GET", "/v1/sandboxes/{id}/commands", 0, s.get}}
+	return offeredIf(s.commands != nil, "commands", []route{{"GET", "/v1/sandboxes/{id}/commands", 0, s.get}})
 }
 
 func (s commandServer) get(w http.ResponseWriter, r *http.Request, c caller) error {
-	if s.commands == nil {
-		return fmt.Errorf("commands: %w", errNotOffered)
-	}
 	q := r.URL.Query()
 	if err := onlyParameters(q, "limit"); err != nil {
 		return err

@@ -180,6 +180,20 @@ type offer struct {
 	open bool // anonymous callers are served; the caller is then the zero one
 }
 
+// offeredIf returns the routes. If the server does not offer what they serve, each
+// answers with that.
+func offeredIf(offered bool, what string, routes []route) []route {
+	if offered {
+		return routes
+	}
+	for i := range routes {
+		routes[i].serve = func(http.ResponseWriter, *http.Request, caller) error {
+			return fmt.Errorf("%s: %w", what, errNotOffered)
+		}
+	}
+	return routes
+}
+
 // table returns the routes that need a key; docs/openapi.yaml describes them.
 // Each file of this package declares the routes that it serves.
 func (s *Server) table() []route {

@@ -23,24 +23,17 @@ type resultServer struct {
 }
 
 func (s resultServer) routes() []route {
-	return []route{
+	return offeredIf(s.runs != nil && s.exports != nil && s.prover != nil, "results of runs", []route{
 		{"GET", "/v1/runs/{id}/artifacts", 0, s.artifacts},
 		{"GET", "/v1/runs/{id}/artifacts/{n}", 0, s.artifact},
 		{"GET", "/v1/runs/{id}/report", 0, s.report},
 		{"GET", "/v1/runs/{id}/statement", 0, s.statement},
-	}
+	})
 }
 
 // find returns the run in the path, if the caller may see it.
 func (s resultServer) find(r *http.Request, c caller) (run.Run, error) {
-	svc, err := runsOf(s.runs)
-	if err != nil {
-		return run.Run{}, err
-	}
-	if s.exports == nil || s.prover == nil {
-		return run.Run{}, fmt.Errorf("results of runs: %w", errNotOffered)
-	}
-	return svc.Get(r.Context(), c.Principal, r.PathValue("id"))
+	return s.runs.Get(r.Context(), c.Principal, r.PathValue("id"))
 }
 
 func (s resultServer) artifacts(w http.ResponseWriter, r *http.Request, c caller) error {

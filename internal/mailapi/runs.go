@@ -20,7 +20,7 @@ type runServer struct {
 }
 
 func (s runServer) routes() []route {
-	return []route{
+	return offeredIf(s.runs != nil, "runs", []route{
 		{"GET", "/v1/runs", 0, s.list},
 		{"POST", "/v1/runs", maxBody, s.propose},
 		{"GET", "/v1/runs/{id}", 0, s.get},
@@ -28,47 +28,31 @@ func (s runServer) routes() []route {
 		{"POST", "/v1/runs/{id}/propose", 0, s.submit},
 		{"GET", "/v1/runs/{id}/events", 0, s.events},
 		{"POST", "/v1/runs/{id}/cancel", 0, s.cancel},
-	}
+	})
 }
 
-// service returns the runs, or an error if the server makes none.
-func (s runServer) service() (*run.Service, error) { return runsOf(s.runs) }
-
-func runsOf(s *run.Service) (*run.Service, error) {
-	if s == nil {
-		return nil, fmt.Errorf("runs: %w", errNotOffered)
-	}
-	return s, nil
-}
-
-// one calls f with the service and the id in the path, and answers with the run.
-func (s runServer) one(w http.ResponseWriter, r *http.Request, f func(svc *run.Service, id string) (run.Run, error)) error {
-	svc, err := s.service()
+// answerWith answers with what a service returned, as the API describes it, or returns the
+// service's error.
+func answerWith[S, T any](w http.ResponseWriter, out S, err error, api func(S) T) error {
 	if err != nil {
 		return err
 	}
-	out, err := f(svc, r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	answer(w, http.StatusOK, out.API())
+	answer(w, http.StatusOK, api(out))
 	return nil
 }
 
+func runOf(r run.Run) api.Run { return r.API() }
+
 func (s runServer) list(w http.ResponseWriter, r *http.Request, c caller) error {
-	svc, err := s.service()
-	if err != nil {
-		return err
-	}
 	v := r.URL.Query()
 	if err := onlyParameters(v, "state", "contract", "limit"); err != nil {
 		return err
 	}
-	q := run.Query{State: run.State(v.Get("state")), Contract: v.Get("contract")}
-	if q.Limit, err = limit(v, 50, 200); err != nil {
+	most, err := limit(v, 50, 200)
+	if err != nil {
 		return err
 	}
-	list, err := svc.List(r.Context(), c.Principal, q)
+	list, err := s.runs.List(r.Context(), c.Principal, run.Query{State: run.State(v.Get("state")), Contract: v.Get("contract"), Limit: most})
 	if err != nil {
 		return err
 	}
@@ -77,10 +61,6 @@ func (s runServer) list(w http.ResponseWriter, r *http.Request, c caller) error 
 }
 
 func (s runServer) propose(w http.ResponseWriter, r *http.Request, c caller) error {
-	svc, err := s.service()
-	if err != nil {
-		return err
-	}
 	var in api.NewRun
 	if err := decode(r, &in); err != nil {
 		return err
@@ -89,7 +69,7 @@ func (s runServer) propose(w http.ResponseWriter, r *http.Request, c caller) err
 	for _, f := range in.Inputs {
 		p.Inputs = append(p.Inputs, run.Input{Path: f.Path, Size: f.Size, SHA256: f.SHA256})
 	}
-	out, err := svc.Propose(r.Context(), c.Principal, "rest", p)
+	out, err := s.runs.Propose(r.Context(), c.Principal, "rest", p)
 	if err != nil {
 		return err
 	}
@@ -99,7 +79,8 @@ func (s runServer) propose(w http.ResponseWriter, r *http.Request, c caller) err
 }
 
 func (s runServer) get(w http.ResponseWriter, r *http.Request, c caller) error {
-	return s.one(w, r, func(svc *run.Service, id string) (run.Run, error) { return svc.Get(r.Context(), c.Principal, id) })
+	out, err := s.runs.Get(r.Context(), c.Principal, r.PathValue("id"))
+	return answerWith(w, out, err, runOf)
 }
 
 func (s runServer) input(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -107,34 +88,33 @@ func (s runServer) input(w http.ResponseWriter, r *http.Request, c caller) error
 	if err := onlyParameters(v, "path"); err != nil {
 		return err
 	}
-	return s.one(w, r, func(svc *run.Service, id string) (run.Run, error) {
-		return svc.PutInput(r.Context(), c.Principal, id, v.Get("path"), r.Body)
-	})
+	out, err := s.runs.PutInput(r.Context(), c.Principal, r.PathValue("id"), v.Get("path"), r.Body)
+	return answerWith(w, out, err, runOf)
 }
 
 func (s runServer) submit(w http.ResponseWriter, r *http.Request, c caller) error {
-	return s.one(w, r, func(svc *run.Service, id string) (run.Run, error) { return svc.Submit(r.Context(), c.Principal, id) })
+	out, err := s.runs.Submit(r.Context(), c.Principal, r.PathValue("id"))
+	return answerWith(w, out, err, runOf)
 }
 
 func (s runServer) cancel(w http.ResponseWriter, r *http.Request, c caller) error {
-	return s.one(w, r, func(svc *run.Service, id string) (run.Run, error) { return svc.Cancel(r.Context(), c.Principal, id) })
+	out, err := s.runs.Cancel(r.Context(), c.Principal, r.PathValue("id"))
+	return answerWith(w, out, err, runOf)
 }
 
 // events answers with what happened in a run, the oldest first.
 func (s runServer) events(w http.ResponseWriter, r *http.Request, c caller) error {
-	svc, err := s.service()
-	if err != nil {
-		return err
-	}
 	v := r.URL.Query()
 	if err := onlyParameters(v, "after", "wait"); err != nil {
 		return err
 	}
 	var after int64
 	if v.Has("after") {
-		if after, err = strconv.ParseInt(v.Get("after"), 10, 64); err != nil || after < 0 {
+		n, err := strconv.ParseInt(v.Get("after"), 10, 64)
+		if err != nil || n < 0 {
 			return fmt.Errorf("%w: after: must be the number of an event, or 0", errRequest)
 		}
+		after = n
 	}
 	wait, err := seconds(v, "wait", 0, 60)
 	if err != nil {
@@ -147,7 +127,7 @@ func (s runServer) events(w http.ResponseWriter, r *http.Request, c caller) erro
 		}
 		defer leave()
 	}
-	list, state, err := svc.Events(r.Context(), c.Principal, r.PathValue("id"), after, wait, s.closing)
+	list, state, err := s.runs.Events(r.Context(), c.Principal, r.PathValue("id"), after, wait, s.closing)
 	if err != nil {
 		return err
 	}
@@ -161,7 +141,7 @@ type contractServer struct {
 }
 
 func (s contractServer) routes() []route {
-	return []route{
+	return offeredIf(s.runs != nil, "contracts of runs", []route{
 		{"GET", "/v1/contracts", 0, s.list},
 		{"GET", "/v1/contracts/{name}", 0, s.get},
 		{"PUT", "/v1/contracts/{name}", maxBody, s.put},
@@ -169,7 +149,7 @@ func (s contractServer) routes() []route {
 		{"GET", "/v1/boundary", 0, s.boundary},
 		{"PUT", "/v1/boundary", maxBody, s.setBoundary},
 		{"DELETE", "/v1/boundary", 0, s.removeBoundary},
-	}
+	})
 }
 
 func contractOf(s run.Stored) api.Contract {
@@ -185,14 +165,10 @@ func boundaryOf(s run.Stored) api.Boundary {
 }
 
 func (s contractServer) list(w http.ResponseWriter, r *http.Request, c caller) error {
-	svc, err := runsOf(s.runs)
-	if err != nil {
-		return err
-	}
 	if err := onlyParameters(r.URL.Query()); err != nil {
 		return err
 	}
-	list, err := svc.Contracts(r.Context(), c.Principal)
+	list, err := s.runs.Contracts(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -205,41 +181,21 @@ func (s contractServer) list(w http.ResponseWriter, r *http.Request, c caller) e
 }
 
 func (s contractServer) get(w http.ResponseWriter, r *http.Request, c caller) error {
-	svc, err := runsOf(s.runs)
-	if err != nil {
-		return err
-	}
-	out, err := svc.Contract(r.Context(), c.Principal, r.PathValue("name"))
-	if err != nil {
-		return err
-	}
-	answer(w, http.StatusOK, contractOf(out))
-	return nil
+	out, err := s.runs.Contract(r.Context(), c.Principal, r.PathValue("name"))
+	return answerWith(w, out, err, contractOf)
 }
 
 func (s contractServer) put(w http.ResponseWriter, r *http.Request, c caller) error {
-	svc, err := runsOf(s.runs)
-	if err != nil {
-		return err
-	}
 	var in api.ContractText
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	out, err := svc.PutContract(r.Context(), c.Principal, r.PathValue("name"), in.Text)
-	if err != nil {
-		return err
-	}
-	answer(w, http.StatusOK, contractOf(out))
-	return nil
+	out, err := s.runs.PutContract(r.Context(), c.Principal, r.PathValue("name"), in.Text)
+	return answerWith(w, out, err, contractOf)
 }
 
 func (s contractServer) remove(w http.ResponseWriter, r *http.Request, c caller) error {
-	svc, err := runsOf(s.runs)
-	if err != nil {
-		return err
-	}
-	if err := svc.DeleteContract(r.Context(), c.Principal, r.PathValue("name")); err != nil {
+	if err := s.runs.DeleteContract(r.Context(), c.Principal, r.PathValue("name")); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -247,41 +203,21 @@ func (s contractServer) remove(w http.ResponseWriter, r *http.Request, c caller)
 }
 
 func (s contractServer) boundary(w http.ResponseWriter, r *http.Request, c caller) error {
-	svc, err := runsOf(s.runs)
-	if err != nil {
-		return err
-	}
-	out, err := svc.Boundary(r.Context(), c.Principal)
-	if err != nil {
-		return err
-	}
-	answer(w, http.StatusOK, boundaryOf(out))
-	return nil
+	out, err := s.runs.Boundary(r.Context(), c.Principal)
+	return answerWith(w, out, err, boundaryOf)
 }
 
 func (s contractServer) setBoundary(w http.ResponseWriter, r *http.Request, c caller) error {
-	svc, err := runsOf(s.runs)
-	if err != nil {
-		return err
-	}
 	var in api.ContractText
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	out, err := svc.SetBoundary(r.Context(), c.Principal, in.Text)
-	if err != nil {
-		return err
-	}
-	answer(w, http.StatusOK, boundaryOf(out))
-	return nil
+	out, err := s.runs.SetBoundary(r.Context(), c.Principal, in.Text)
+	return answerWith(w, out, err, boundaryOf)
 }
 
 func (s contractServer) removeBoundary(w http.ResponseWriter, r *http.Request, c caller) error {
-	svc, err := runsOf(s.runs)
-	if err != nil {
-		return err
-	}
-	if err := svc.RemoveBoundary(r.Context(), c.Principal); err != nil {
+	if err := s.runs.RemoveBoundary(r.Context(), c.Principal); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
