@@ -45,8 +45,10 @@ func systemDirs() []string {
 }
 
 // kernelDirs returns the directories that are the kernel's or the guest's own. No
-// contract opens or hides them.
-func kernelDirs() []string { return []string{"/proc", "/sys", "/dev", "/run"} }
+// contract opens or hides them. The last four are used while the view of a run is made.
+func kernelDirs() []string {
+	return []string{"/proc", "/sys", "/dev", "/run", "/.postern-start", "/.inputs", "/.old", "/.cover"}
+}
 
 // inside says whether p is dir or below it. Both are clean.
 func inside(p, dir string) bool {

@@ -145,6 +145,8 @@ func TestParseRefuses(t *testing.T) {
 		{"pattern of directories", "read: [/data]", `read: ["/data/*"]`, "patterns cannot be mounted"},
 		{"root", "read: [/data]", `read: [/]`, "the guest's files too"},
 		{"proc", "read: [/data]", `read: [/proc/1]`, "the kernel's or the guest's own"},
+		{"the guest's starter", "read: [/data]", `read: [/.postern-start]`, "the kernel's or the guest's own"},
+		{"the guest's inputs", "read: [/data]", `read: [/.inputs/1]`, "the kernel's or the guest's own"},
 		{"write the system", "write: [/work, /work/out]", "write: [/work, /usr/lib/x, /work/out]", "files.write[1]: is in /usr, which is read-only"},
 		{"write and deny", "deny: [/data/secret]", "deny: [/work/out]", "files.deny[0]: overlaps files.write[0]"},
 		{"deny all that is read", "deny: [/data/secret]", "deny: [/data]", "hides all of files.read[0]"},

@@ -36,7 +36,9 @@ const (
 	maxBytes    = 256 << 20 // of all inputs of a run
 	maxAnswer   = 2000      // bytes
 	maxWaiting  = 50        // runs of a proposer that are drafts or wait for their review
+	maxKept     = 1 << 30   // bytes of the inputs of these
 	maxHourly   = 200       // proposals of one proposer in an hour
+	maxHeld     = 256 << 20 // bytes of inputs that are uploaded at the same time
 	draftTime   = time.Hour
 )
 
@@ -356,6 +358,9 @@ func (s *Service) Propose(ctx context.Context, who auth.Principal, via string, p
 			// The attack: an agent that proposes in a loop, until reviewers give up.
 			return fmt.Errorf("%w: %d of your runs wait (at most %d), and you proposed %d within an hour (at most %d)", ErrFull, waiting, maxWaiting, hourly, maxHourly)
 		}
+		if err := s.roomFor(ctx, tx, &r); err != nil {
+			return err
+		}
 		if err := insertRun(ctx, tx, &r); err != nil {
 			return err
 		}
@@ -380,6 +385,29 @@ func (s *Service) Propose(ctx context.Context, who auth.Principal, via string, p
 		return r, nil
 	}
 	return s.submit(ctx, who, r)
+}
+
+// roomFor returns an error that wraps [ErrFull] if the inputs of r, and those of its
+// proposer's runs that wait, have more than maxKept bytes. The attack: an agent that
+// fills the disk with inputs of runs that nobody starts.
+func (s *Service) roomFor(ctx context.Context, tx *store.Tx, r *Run) error {
+	if len(r.Inputs) == 0 {
+		return nil
+	}
+	waiting, err := store.List(ctx, tx, scanRun, `select `+columns+` from run where project_id = $1 and proposer = $2 and state in ($3, $4)`, r.Project, r.Proposer, Draft, Proposed)
+	if err != nil {
+		return err
+	}
+	kept := int64(0)
+	for _, w := range append(waiting, *r) {
+		for _, in := range w.Inputs {
+			kept += in.Size
+		}
+	}
+	if kept > maxKept {
+		return fmt.Errorf("%w: with this one, the inputs of your runs that wait have %d bytes (at most %d); cancel one, or wait for its review", ErrFull, kept, maxKept)
+	}
+	return nil
 }
 
 // obstacle returns why r cannot be reviewed: its contract is wider than the boundary, or
@@ -428,6 +456,12 @@ func (s *Service) PutInput(ctx context.Context, who auth.Principal, id, name str
 	if err != nil {
 		return Run{}, err
 	}
+	// The attack: many large uploads at the same time, which take the server's memory.
+	size := min(r.Inputs[i].Size, maxHeld)
+	if err := s.uploads.Acquire(ctx, size); err != nil {
+		return Run{}, fmt.Errorf("wait for other uploads: %w", err)
+	}
+	defer s.uploads.Release(size)
 	b, err := io.ReadAll(io.LimitReader(body, r.Inputs[i].Size+1))
 	if err != nil {
 		return Run{}, fmt.Errorf("read input: %w", err)

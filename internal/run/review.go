@@ -295,6 +295,9 @@ func (s *Service) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) e
 	return s.move(ctx, tx, system(&r), &r, Refused, audit.RunRefuse, r.Reason)
 }
 
+// notAnswered is what reviewers read where the proposer left a question open.
+const notAnswered = "not answered"
+
 // Show implements [oversight.Executor].
 func (s *Service) Show(a oversight.Action) (oversight.View, error) {
 	p, c, err := decode(&a)
@@ -331,10 +334,10 @@ func (s *Service) Show(a oversight.Action) (oversight.View, error) {
 	add("Uses the network", yes(p.Answers.Network, p.Needs.Network))
 	add("Uses files", yes(p.Answers.Files, p.Needs.Files))
 	add("Uses credentials", yes(p.Answers.Credentials, p.Needs.Credentials))
-	add("Smallest check", p.Answers.Check)
-	add("At a time-out", p.Answers.Timeout)
-	add("Clean-up", p.Answers.Cleanup)
-	add("Export", p.Answers.Export)
+	add("Smallest check", cmp.Or(p.Answers.Check, notAnswered))
+	add("At a time-out", cmp.Or(p.Answers.Timeout, notAnswered))
+	add("Clean-up", cmp.Or(p.Answers.Cleanup, notAnswered))
+	add("Export", cmp.Or(p.Answers.Export, notAnswered))
 	add("Not beyond", p.Approved)
 	var b strings.Builder
 	b.WriteString("What the contract allows\n")

@@ -291,6 +291,9 @@ func TestInputsAreReviewed(t *testing.T) {
 	if len(v.Files) != 3 || !strings.Contains(strings.Join(v.Notes, "\n"), "1 of its 3 inputs") {
 		t.Errorf("files = %+v, notes = %q", v.Files, v.Notes)
 	}
+	if !slices.Contains(v.Fields, oversight.Field{Name: "Clean-up", Value: "not answered"}) {
+		t.Errorf("a question without an answer is not shown: %+v", v.Fields)
+	}
 	for i, file := range v.Files {
 		if _, data, err := f.gate.File(ctx, f.owner, a.ID, i); err != nil || string(data) != files[file.Name] || !file.Open {
 			t.Errorf("file %+v has %q, %v", file, data, err)
@@ -320,6 +323,29 @@ func TestInputsAreReviewed(t *testing.T) {
 	if v, err = f.runs.Show(a); err != nil || strings.Contains(v.Text, "rm -rf") || v.Files[0].Open {
 		t.Errorf("after the decision: %+v, %v", v, err)
 	}
+}
+
+// TestInputsOfWaitingRunsAreBounded: no proposer fills the disk with inputs of runs that
+// nobody starts.
+func TestInputsOfWaitingRunsAreBounded(t *testing.T) {
+	f := setup(t, storetest.SQLite(t))
+	ctx := t.Context()
+	p := job()
+	p.Text = strings.Replace(report, "size: 1KiB", "size: 256MiB", 1)
+	p.Inputs = []run.Input{{Path: "/work/in/data", Size: 200 << 20, SHA256: strings.Repeat("a", 64)}}
+	var r run.Run
+	for range 5 {
+		r = f.propose(f.keyed, p)
+	}
+	if _, err := f.runs.Propose(ctx, f.keyed, "rest", p); !errors.Is(err, run.ErrFull) {
+		t.Errorf("with 1200 MiB of inputs: %v, want ErrFull", err)
+	}
+	f.propose(f.owner, p) // another proposer
+	f.propose(f.keyed, job())
+	if _, err := f.runs.Cancel(ctx, f.keyed, r.ID); err != nil {
+		t.Fatal(err)
+	}
+	f.propose(f.keyed, p)
 }
 
 // TestRetry: a narrower retry is free, a wider one is a new decision.

@@ -248,7 +248,8 @@ func (s *Service) askForSDK(ctx context.Context, who auth.Principal, c Stored) (
 		Task: sdkTask, Commands: [][]string{}, Inputs: []Input{}, Results: []Result{}, Created: store.FromTime(store.Time(time.Now())),
 		Answers: api.RunAnswers{
 			Execution: yes(n.Execution), Network: yes(n.Network), Files: yes(n.Files), Credentials: yes(n.Credentials),
-			Check: "none: the caller of the SDK names the commands, and the contract bounds them", Cleanup: "the sandbox is removed at its end", Export: "files leave in no way; what commands print reaches the caller of the SDK",
+			Check: "none: the caller of the SDK names the commands, and the contract bounds them", Timeout: "the sandbox is removed, or paused if its caller asked for that",
+			Cleanup: "the sandbox is removed at its end", Export: "files leave in no way; what commands print reaches the caller of the SDK",
 		},
 	}
 	r.scope = r.scopeOf()

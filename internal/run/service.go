@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"postern/internal/auth"
 	"postern/internal/command"
 	"postern/internal/mailbox"
@@ -94,6 +96,8 @@ type Service struct {
 	conf Config
 	aead cipher.AEAD // of inputs
 
+	uploads *semaphore.Weighted // of maxHeld bytes
+
 	due chan struct{} // of capacity one: a run may be started
 
 	mu      sync.Mutex
@@ -129,7 +133,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, c Config) (*Servi
 		return nil, fmt.Errorf("derive key for inputs: %w", err)
 	}
 	return &Service{
-		log: log, db: db, gate: gate, conf: c, aead: aead, due: make(chan struct{}, 1), changed: make(chan struct{}), live: map[string]context.CancelCauseFunc{},
+		log: log, db: db, gate: gate, conf: c, aead: aead, uploads: semaphore.NewWeighted(maxHeld), due: make(chan struct{}, 1), changed: make(chan struct{}), live: map[string]context.CancelCauseFunc{},
 	}, nil
 }
 
