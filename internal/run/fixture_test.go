@@ -119,6 +119,8 @@ func (f *fleet) Confine(_ context.Context, id string, c sandbox.Confinement) err
 	return err
 }
 
+func (f *fleet) Settle(context.Context, string) error { return nil }
+
 func (f *fleet) PutFile(_ context.Context, id, path string, r io.Reader) error {
 	b, err := f.get(id)
 	if err != nil {

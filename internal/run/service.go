@@ -37,6 +37,7 @@ type Fleet interface {
 	Kill(ctx context.Context, who auth.Principal, id string) error
 	Pause(ctx context.Context, who auth.Principal, id string, filesOnly bool) error
 	Confine(ctx context.Context, id string, c sandbox.Confinement) error
+	Settle(ctx context.Context, id string) error
 	PutFile(ctx context.Context, id, path string, r io.Reader) error
 	RunCommand(ctx context.Context, id string, c sandbox.Command, output func(stream byte, p []byte) error) (sandbox.Ended, error)
 	KillProcess(ctx context.Context, id string, pid int) error

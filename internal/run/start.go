@@ -222,7 +222,9 @@ func (w *worker) create(ctx context.Context) error {
 		return err
 	}
 	w.box = box
-	return nil
+	// What the program inside opened until now, to make the view, counts as its own. Without
+	// this a late report of it would count as the run's.
+	return w.s.conf.Fleet.Settle(ctx, box.ID)
 }
 
 // The keys of the metadata of sandboxes that are bound by a contract.
