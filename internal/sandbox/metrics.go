@@ -211,10 +211,11 @@ func (m *Sampler) add(s subject, u Usage, now time.Time) {
 		percent = min(100, 100*used.Seconds()/d.Seconds()/cpus)
 	}
 	b.cpu, b.read = u.CPU, now
-	total := s.memory << 20
+	// A limit is on what the sandbox has; the host counts what it needs to keep that, too.
+	total, disk := s.memory<<20, s.disk<<20
 	b.samples = bounded(b.samples, Sample{
 		At: now, CPUs: cpus, CPUPercent: percent,
-		MemoryUsed: min(u.Memory, total), MemoryTotal: total, DiskUsed: u.Disk, DiskTotal: s.disk << 20,
+		MemoryUsed: min(u.Memory, total), MemoryTotal: total, DiskUsed: min(u.Disk, disk), DiskTotal: disk,
 	})
 }
 

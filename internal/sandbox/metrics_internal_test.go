@@ -22,7 +22,7 @@ func TestSampler(t *testing.T) {
 	}{
 		{"since the start", Usage{CPU: time.Second, Memory: 100 << 20, Disk: 7}, Sample{CPUPercent: 10, MemoryUsed: 100 << 20, DiskUsed: 7}},
 		{"idle", Usage{CPU: time.Second, Memory: 1 << 20}, Sample{CPUPercent: 0, MemoryUsed: 1 << 20}},
-		{"all of it and what the host takes", Usage{CPU: 12 * time.Second, Memory: 1 << 40}, Sample{CPUPercent: 100, MemoryUsed: 512 << 20}},
+		{"all of it and what the host takes", Usage{CPU: 12 * time.Second, Memory: 1 << 40, Disk: 1<<30 + 4096}, Sample{CPUPercent: 100, MemoryUsed: 512 << 20, DiskUsed: 1 << 30}},
 		{"restored: its clock begins anew", Usage{CPU: 5 * time.Second}, Sample{CPUPercent: 50}},
 	}
 	for i, tt := range steps {

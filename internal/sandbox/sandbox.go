@@ -154,7 +154,10 @@ type SaveOptions struct {
 type Usage struct {
 	CPU    time.Duration // processor time since it was started or restored
 	Memory int64         // bytes, including the sandbox's own kernel
-	Disk   int64         // bytes written and not removed
+	// Disk is how many bytes of the host's disk hold what was written and not removed. With
+	// the blocks by which the host's file system finds them it can exceed [Spec.DiskMB] by
+	// one in a hundred.
+	Disk int64
 }
 
 // A Runtime runs sandboxes on this machine. Implementations are safe for concurrent

@@ -192,8 +192,10 @@ func TestSnapshotsKeepTheirRoot(t *testing.T) {
 			if got := h.do(t, 0, "fill", "/etc/x", "1000"); !strings.Contains(got, "no space left on device") {
 				t.Errorf("fill the disk: got %q", got)
 			}
-			if u, err := r.Usage(t.Context(), s.ID); err != nil || u.Disk < 32<<20 || u.Disk > s.DiskMB<<20 {
-				t.Errorf("usage of disk: got %d bytes, %v, want up to %d MiB", u.Disk, err, s.DiskMB)
+			// On a disk whose free space is fragmented, the file system's own blocks are added.
+			most := s.DiskMB<<20 + s.DiskMB<<20/100
+			if u, err := r.Usage(t.Context(), s.ID); err != nil || u.Disk < 32<<20 || u.Disk > most {
+				t.Errorf("usage of disk: got %d bytes, %v, want up to %d", u.Disk, err, most)
 			}
 		})
 	}
