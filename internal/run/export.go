@@ -2,9 +2,6 @@ package run
 
 import (
 	"context"
-	"crypto/aes"
-	"crypto/cipher"
-	"crypto/hkdf"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -67,8 +64,7 @@ type Exports struct {
 	db    *store.DB
 	gate  *oversight.Gate
 	files Files
-	blobs *store.Blobs
-	aead  cipher.AEAD
+	blobs *vault
 }
 
 // NewExports returns the artifacts of the runs in db, whose bytes are in blobs,
@@ -78,19 +74,11 @@ func NewExports(log *slog.Logger, db *store.DB, gate *oversight.Gate, files File
 	if len(key) < 32 {
 		return nil, errors.New("exports: the server's key has fewer than 32 bytes")
 	}
-	k, err := hkdf.Key(sha256.New, key, nil, "postern artifact v1", 32)
+	v, err := newVault(blobs, key, "postern artifact v1")
 	if err != nil {
-		return nil, fmt.Errorf("derive key for artifacts: %w", err)
+		return nil, fmt.Errorf("vault of artifacts: %w", err)
 	}
-	block, err := aes.NewCipher(k)
-	if err != nil {
-		return nil, fmt.Errorf("derive key for artifacts: %w", err)
-	}
-	aead, err := cipher.NewGCMWithRandomNonce(block)
-	if err != nil {
-		return nil, fmt.Errorf("derive key for artifacts: %w", err)
-	}
-	return &Exports{log: log, db: db, gate: gate, files: files, blobs: blobs, aead: aead}, nil
+	return &Exports{log: log, db: db, gate: gate, files: files, blobs: v}, nil
 }
 
 // An artifact is a row of run_artifact.
@@ -325,7 +313,7 @@ func (x *Exports) take(ctx context.Context, r Run, e Evidence, n int64, f sandbo
 	put := ""
 	if a.State == api.ArtifactWaiting {
 		put = "art_" + rand.Text()
-		if err := x.blobs.Put(put, x.aead.Seal(nil, nil, data, a.bind())); err != nil { //nolint:gosec // the nonce is random: NewGCMWithRandomNonce makes and prepends it
+		if err := x.blobs.seal(put, data, a.bind()); err != nil {
 			return a, err
 		}
 		a.Blob = put
@@ -546,13 +534,9 @@ func (x *Exports) read(a *artifact) ([]byte, error) {
 	if a.Blob == "" {
 		return nil, fmt.Errorf("the bytes of artifact %d of %s are no longer kept: %w", a.N, a.Run, store.ErrNotFound)
 	}
-	sealed, err := x.blobs.Get(a.Blob)
+	data, err := x.blobs.open(a.Blob, a.bind())
 	if err != nil {
-		return nil, err
-	}
-	data, err := x.aead.Open(nil, nil, sealed, a.bind())
-	if err != nil {
-		return nil, fmt.Errorf("the bytes of artifact %d of %s were changed: %w", a.N, a.Run, err)
+		return nil, fmt.Errorf("artifact %d of %s: %w", a.N, a.Run, err)
 	}
 	if sum := sha256.Sum256(data); hex.EncodeToString(sum[:]) != a.SHA256 {
 		return nil, fmt.Errorf("the bytes of artifact %d of %s are not those of its digest", a.N, a.Run)

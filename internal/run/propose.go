@@ -474,7 +474,7 @@ func (s *Service) PutInput(ctx context.Context, who auth.Principal, id, name str
 		return Run{}, invalid("body", "has not the announced digest")
 	}
 	blob := "rin_" + rand.Text()
-	if err := s.putBlob(blob, b); err != nil {
+	if err := s.kept.seal(blob, b, []byte(blob)); err != nil {
 		return Run{}, err
 	}
 	var old string
@@ -494,12 +494,12 @@ func (s *Service) PutInput(ctx context.Context, who auth.Principal, id, name str
 	})
 	if err != nil {
 		if !errors.Is(err, store.ErrCommit) {
-			err = errors.Join(err, s.conf.Blobs.Delete(blob))
+			err = errors.Join(err, s.kept.Delete(blob))
 		}
 		return Run{}, err
 	}
 	if old != "" {
-		_ = s.conf.Blobs.Delete(old) // the sweep removes it otherwise
+		_ = s.kept.Delete(old) // the sweep removes it otherwise
 	}
 	return r, nil
 }
@@ -709,7 +709,7 @@ func (s *Service) forget(ctx context.Context, r *Run) {
 		if in.Blob == "" {
 			continue
 		}
-		if err := s.conf.Blobs.Delete(in.Blob); err != nil {
+		if err := s.kept.Delete(in.Blob); err != nil {
 			s.log.WarnContext(ctx, "remove input of a run", "run", r.ID, "err", err)
 		}
 	}

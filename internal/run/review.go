@@ -422,7 +422,7 @@ func (s *Service) inputOf(in announced) ([]byte, error) {
 	if in.Blob == "" {
 		return nil, fmt.Errorf("input %.200q: %w", in.Path, store.ErrNotFound)
 	}
-	data, err := s.getBlob(in.Blob)
+	data, err := s.kept.open(in.Blob, []byte(in.Blob))
 	if err != nil {
 		return nil, fmt.Errorf("input %.200q: %w", in.Path, err)
 	}

@@ -2,10 +2,6 @@ package run
 
 import (
 	"context"
-	"crypto/aes"
-	"crypto/cipher"
-	"crypto/hkdf"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -95,7 +91,7 @@ type Service struct {
 	db   *store.DB
 	gate *oversight.Gate
 	conf Config
-	aead cipher.AEAD // of inputs
+	kept *vault // of inputs
 
 	uploads *semaphore.Weighted // of maxHeld bytes
 
@@ -121,20 +117,12 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, c Config) (*Servi
 	if c.Longest <= 0 {
 		c.Longest = 24 * time.Hour
 	}
-	key, err := hkdf.Key(sha256.New, c.Key, nil, "postern inputs of runs v1", 32)
+	kept, err := newVault(c.Blobs, c.Key, "postern inputs of runs v1")
 	if err != nil {
-		return nil, fmt.Errorf("derive key for inputs: %w", err)
-	}
-	block, err := aes.NewCipher(key)
-	if err != nil {
-		return nil, fmt.Errorf("derive key for inputs: %w", err)
-	}
-	aead, err := cipher.NewGCMWithRandomNonce(block)
-	if err != nil {
-		return nil, fmt.Errorf("derive key for inputs: %w", err)
+		return nil, fmt.Errorf("vault of inputs: %w", err)
 	}
 	return &Service{
-		log: log, db: db, gate: gate, conf: c, aead: aead, uploads: semaphore.NewWeighted(maxHeld), due: make(chan struct{}, 1), changed: make(chan struct{}), live: map[string]context.CancelCauseFunc{},
+		log: log, db: db, gate: gate, conf: c, kept: kept, uploads: semaphore.NewWeighted(maxHeld), due: make(chan struct{}, 1), changed: make(chan struct{}), live: map[string]context.CancelCauseFunc{},
 	}, nil
 }
 
@@ -159,25 +147,6 @@ func (s *Service) poke() {
 	case s.due <- struct{}{}:
 	default:
 	}
-}
-
-// putBlob stores data, encrypted. The ID is part of what is authenticated. The attack:
-// somebody who can write the directory swaps two inputs.
-func (s *Service) putBlob(id string, data []byte) error {
-	return s.conf.Blobs.Put(id, s.aead.Seal(nil, nil, data, []byte(id))) //nolint:gosec // this cipher makes its own random nonce
-}
-
-// getBlob returns what putBlob stored.
-func (s *Service) getBlob(id string) ([]byte, error) {
-	b, err := s.conf.Blobs.Get(id)
-	if err != nil {
-		return nil, err
-	}
-	out, err := s.aead.Open(nil, nil, b, []byte(id))
-	if err != nil {
-		return nil, fmt.Errorf("blob %s: is not as it was stored", id)
-	}
-	return out, nil
 }
 
 // Get returns a run of who's project. To others it is not found.

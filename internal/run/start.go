@@ -283,7 +283,7 @@ func (s *Service) confine(ctx context.Context, id string, c *contract.Contract, 
 // more. The attack: an input is swapped on the disk between the review and the start.
 func (w *worker) putInputs(ctx context.Context, id string) error {
 	for _, in := range w.r.Inputs {
-		b, err := w.s.getBlob(in.Blob)
+		b, err := w.s.kept.open(in.Blob, []byte(in.Blob))
 		if err != nil {
 			return fmt.Errorf("input %.200q: %w", in.Path, err)
 		}

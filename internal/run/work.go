@@ -221,7 +221,7 @@ func (s *Service) sweep(ctx context.Context) error {
 		s.forget(ctx, &r)
 	}
 	// A blob is stored before its row: only what is older than any draft can be left.
-	return s.conf.Blobs.Old(time.Now().Add(-2*draftTime), func(ids []string) error {
+	return s.kept.Old(time.Now().Add(-2*draftTime), func(ids []string) error {
 		for _, id := range ids {
 			var n int
 			// The IDs are random, and stand in the JSON of the inputs alone.
@@ -230,7 +230,7 @@ func (s *Service) sweep(ctx context.Context) error {
 				return err
 			}
 			if n == 0 {
-				if err := s.conf.Blobs.Delete(id); err != nil {
+				if err := s.kept.Delete(id); err != nil {
 					return err
 				}
 			}
