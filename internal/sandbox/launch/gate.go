@@ -7,54 +7,55 @@ import (
 )
 
 // The messages on a gate: the socket, of type SOCK_SEQPACKET, on which the kernel of a
-// sandbox asks the host before it starts a program. Each message is an octet that says
-// what it is, and then numbers in big-endian order and texts after their length.
+// sandbox asks the host before it starts a program. The first octet of a message is its
+// kind. Numbers are big-endian, and each string follows its length.
 //
 //	kernel → host: an [Event]
 //	host → kernel: a [Command]
 //
-// The kernel's first message is a hello: a gate that says nothing is none. Every exec is
-// answered by a verdict, in any order, unless it is given up before. After [Again] the
-// kernel says [Done] and repeats all execs that wait for a verdict: a host that was
-// killed may have read them.
+// The kernel's first message is a [Hello]: without it the host must not rely on the gate.
+// The host answers every [Exec] with a verdict, in any order, unless a [GiveUp] for it
+// arrives first. After [Again] the kernel sends [Done] and repeats all execs that wait for
+// a verdict, because a host that was killed may have read them.
 
-// An EventKind says what an [Event] is.
+// An EventKind is the kind of an [Event].
 type EventKind byte
 
 // The kinds of events.
 const (
 	Hello  EventKind = 'h'
 	Exec   EventKind = 'x' // a program is about to be started
-	GiveUp EventKind = 'g' // nobody waits for the verdict any more
+	GiveUp EventKind = 'g' // nothing waits for the verdict any more
 	Exit   EventKind = 'e' // a process has ended
-	Open   EventKind = 'o' // a file was opened for writing, or could not be
-	Missed EventKind = 'm' // so many exits and opens were dropped
+	Open   EventKind = 'o' // an attempt to open a file for writing succeeded or failed
+	Missed EventKind = 'm' // exits and opens were dropped
 	Done   EventKind = 'd' // a command was carried out
 )
 
-// An Event is a message of a sandbox's kernel. The kernel may be compromised, so all of
-// it is hostile.
+// An Event is a message of a sandbox's kernel. The kernel may be compromised, so every
+// field is hostile.
 type Event struct {
 	Kind EventKind
-	ID   uint64 // of an exec; of a command that is done; the number of missed events
+	ID   uint64 // Exec, GiveUp: ID of the exec; Done: ID of the command; Missed: number of events
 	PID  int32
-	Code int32 // of an exit: the wait status; of an open: the error number
+	Code int32 // Exit: wait status; Open: errno, 0 on success
 
-	// Of an exec; Path also of an open.
+	// The other fields belong to Exec; Path belongs to Open as well.
 	Parent          int32
 	UID             uint32
-	Fixed, Cut      bool
-	Guest           bool // the process has run the guest's program until now
+	Fixed           bool // the file is unchanged since the template
+	Cut             bool // a text or list was too long and was shortened
+	Guest           bool // the process ran the guest's program until now
 	SHA256          [32]byte
 	Path, Name, Dir string
 	Args, Env       []string
 }
 
-// Limits of messages, in bytes. What is longer is cut before it is sent. A socket's
-// buffer must hold a message as a whole, and the usual buffer has 208 KiB.
+// Limits of messages, in bytes. Longer content is cut before it is sent. A socket's buffer
+// must hold a whole message, and Linux's default buffer has 208 KiB.
 const (
-	maxArgs  = 96 << 10 // with 4 for each argument
-	maxEnv   = 32 << 10 // likewise
+	maxArgs  = 96 << 10 // including 4 for the length of each argument
+	maxEnv   = 32 << 10 // including 4 for the length of each variable
 	maxPath  = 4096
 	MaxEvent = maxArgs + maxEnv + 3*maxPath + 256
 )
@@ -63,7 +64,7 @@ const gateVersion = 1
 
 var errGate = errors.New("malformed message")
 
-// Append appends the event, cut to its limits, to b.
+// Append appends the encoded event to b, cut to the limits of messages.
 func (e *Event) Append(b []byte) []byte {
 	b = append(b, byte(e.Kind))
 	switch e.Kind {
@@ -116,7 +117,7 @@ func appendText(b []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint32(b, uint32(len(s))), s...)
 }
 
-// appendTexts appends as much of texts as fits, and reports whether it left out some.
+// appendTexts appends as much of texts as fits into most bytes, and reports whether it cut.
 func appendTexts(b []byte, texts []string, most int) (_ []byte, cut bool) {
 	count := len(b)
 	b = append(b, 0, 0, 0, 0)
@@ -141,8 +142,8 @@ func appendTexts(b []byte, texts []string, most int) (_ []byte, cut bool) {
 	return b, cut
 }
 
-// ParseEvent parses a message of a sandbox's kernel, which is hostile. It keeps nothing of
-// b, and allocates no more than a few times its length.
+// ParseEvent parses a hostile message of a sandbox's kernel. It does not retain b, and
+// allocates at most a small multiple of its length.
 func ParseEvent(b []byte) (e Event, err error) {
 	if len(b) == 0 || len(b) > MaxEvent {
 		return Event{}, fmt.Errorf("%w: %d bytes", errGate, len(b))
@@ -173,13 +174,13 @@ func ParseEvent(b []byte) (e Event, err error) {
 		return Event{}, fmt.Errorf("%w: kind %d", errGate, e.Kind)
 	}
 	if p.short || len(p.b) > 0 {
-		return Event{}, fmt.Errorf("%w of kind %q: its lengths do not fit", errGate, byte(e.Kind))
+		return Event{}, fmt.Errorf("%w of kind %q: its lengths do not add up", errGate, byte(e.Kind))
 	}
 	return e, nil
 }
 
-// A parser reads from b. After the first read beyond its end it is short and returns
-// zero values only.
+// A parser reads from b. A read beyond the end of b sets short; from then on all reads
+// return zero values.
 type parser struct {
 	b     []byte
 	short bool
@@ -227,7 +228,7 @@ func (p *parser) text() string {
 
 func (p *parser) texts() (all []string) {
 	n := p.uint32()
-	if uint64(n) > uint64(len(p.b)/4) { // each has a length
+	if uint64(n) > uint64(len(p.b)/4) { // each text has a length of four bytes
 		p.short, p.b = true, nil
 		return nil
 	}
@@ -239,23 +240,23 @@ func (p *parser) texts() (all []string) {
 	return all
 }
 
-// A CommandKind says what a [Command] is.
+// A CommandKind is the kind of a [Command].
 type CommandKind byte
 
 // The kinds of commands.
 const (
-	Verdict CommandKind = 'v' // on an exec
+	Verdict CommandKind = 'v' // allow or refuse an exec
 	Again   CommandKind = 'r' // repeat all execs that wait
-	Observe CommandKind = 't' // report more from now on
+	Observe CommandKind = 't' // report opens or digests from now on
 )
 
 // A Command is a message of the host.
 type Command struct {
 	Kind  CommandKind
-	ID    uint64 // of an exec, or of this command
-	Allow bool   // of a verdict
+	ID    uint64 // Verdict: ID of the exec; otherwise ID of this command
+	Allow bool   // Verdict only
 
-	Opens, Digests bool // of an observation
+	Opens, Digests bool // Observe only
 }
 
 // Append appends the command to b.

@@ -15,8 +15,8 @@ func execEvent() Event {
 	}
 }
 
-// TestEventsAreReadAsWritten: what a sandbox's kernel says is what the host reads.
-func TestEventsAreReadAsWritten(t *testing.T) {
+// TestMessagesRoundTrip: parsing an encoded event or command gives the same one.
+func TestMessagesRoundTrip(t *testing.T) {
 	for _, want := range []Event{
 		{Kind: Hello},
 		execEvent(),
@@ -39,20 +39,20 @@ func TestEventsAreReadAsWritten(t *testing.T) {
 	}
 }
 
-// TestLongEventsAreCut: an event fits into a message whatever it holds, and says that it
-// was cut. A path is never cut, since its beginning may be the path of another file.
+// TestLongEventsAreCut: an event of any length fits into a message, and Cut reports that it
+// was shortened. A path is left out instead, since its beginning may name another file.
 func TestLongEventsAreCut(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	many := make([]string, 1<<20)
 	for name, change := range map[string]func(*Event){
-		"an argument":    func(e *Event) { e.Args = append(e.Args, long, "after") },
-		"arguments":      func(e *Event) { e.Args = many },
-		"a variable":     func(e *Event) { e.Env = []string{long} },
-		"variables":      func(e *Event) { e.Env = many },
-		"path":           func(e *Event) { e.Path = long },
-		"name":           func(e *Event) { e.Name = long },
-		"directory":      func(e *Event) { e.Dir = long },
-		"said by itself": func(e *Event) { e.Cut = true },
+		"an argument": func(e *Event) { e.Args = append(e.Args, long, "after") },
+		"arguments":   func(e *Event) { e.Args = many },
+		"a variable":  func(e *Event) { e.Env = []string{long} },
+		"variables":   func(e *Event) { e.Env = many },
+		"path":        func(e *Event) { e.Path = long },
+		"name":        func(e *Event) { e.Name = long },
+		"directory":   func(e *Event) { e.Dir = long },
+		"already cut": func(e *Event) { e.Cut = true },
 		"everything": func(e *Event) {
 			e.Args, e.Env = append(many, long), append(many, long)
 			e.Path, e.Name, e.Dir = strings.Repeat("p", maxPath), strings.Repeat("n", maxPath), strings.Repeat("d", maxPath)
@@ -66,23 +66,23 @@ func TestLongEventsAreCut(t *testing.T) {
 			t.Errorf("%s: %d bytes, cut %v, %v", name, len(b), got.Cut, err)
 		}
 		if len(got.Path) != len(e.Path) && got.Path != "" {
-			t.Errorf("%s: half a path", name)
+			t.Errorf("%s: the path is shortened instead of left out", name)
 		}
 	}
 	if e := execEvent(); len(e.Append(nil)) > 0 {
 		if got, _ := ParseEvent(e.Append(nil)); got.Cut {
-			t.Error("a short event was cut")
+			t.Error("an event within the limits was cut")
 		}
 	}
 }
 
-// TestMalformedEventsAreRefused: a compromised kernel may send anything.
+// TestMalformedEventsAreRefused: ParseEvent refuses what a compromised kernel may send.
 func TestMalformedEventsAreRefused(t *testing.T) {
 	e := execEvent()
 	whole := e.Append(nil)
 	for n := range whole {
 		if _, err := ParseEvent(whole[:n]); err == nil {
-			t.Errorf("the first %d bytes are taken for a message", n)
+			t.Errorf("the first %d bytes are accepted as a message", n)
 		}
 	}
 	for name, b := range map[string][]byte{
@@ -92,16 +92,16 @@ func TestMalformedEventsAreRefused(t *testing.T) {
 		"too long":      make([]byte, MaxEvent+1),
 	} {
 		if _, err := ParseEvent(b); err == nil {
-			t.Errorf("%s is taken for a message", name)
+			t.Errorf("%s is accepted as a message", name)
 		}
 	}
-	// Claimed lengths are not allocated.
+	// A claimed length beyond the message allocates nothing.
 	huge := append((&Event{Kind: Exec}).Append(nil)[:54], 0xff, 0xff, 0xff, 0xff)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for range 100 {
 		if _, err := ParseEvent(huge); err == nil {
-			t.Fatal("a length beyond the end is taken")
+			t.Fatal("a length beyond the end is accepted")
 		}
 	}
 	if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > 1<<20 {
@@ -122,11 +122,11 @@ func FuzzExecMessage(f *testing.F) {
 			return
 		}
 		again, err := ParseEvent(e.Append(nil))
-		if err == nil && e.Cut { // it may have been cut further
+		if err == nil && e.Cut { // encoding may have cut it further
 			return
 		}
 		if err != nil || !again.Cut && !reflect.DeepEqual(again, e) {
-			t.Errorf("%+v is read as %+v, %v", e, again, err)
+			t.Errorf("%+v is parsed as %+v, %v", e, again, err)
 		}
 	})
 }

@@ -99,8 +99,8 @@ type Order struct {
 	Hostname       string // of a second order
 }
 
-// Files returns how many files come with the order: the link, the output, the snapshot,
-// the image and the gate, as far as it needs them.
+// Files returns how many files come with the order: those of the link, the output, the
+// snapshot, the image and the gate that it needs.
 func (o Order) Files() int {
 	n := 3
 	switch {

@@ -29,57 +29,59 @@ import (
 const gateName = "postern-gate"
 
 // A gate is the sentry's end of the socket on which it asks the host before it starts a
-// program, see [launch.Event]. There is one for each sentry, for all that runs in it.
+// program, see [launch.Event]. Each sentry has one.
 //
-// Tasks only put messages into a queue, which one goroutine writes, and wait for another
-// one that reads. So nothing that a task does blocks when nobody reads the socket: a task
-// that waits can be killed, and can be stopped to be saved.
+// Tasks never touch the socket. They put messages into a queue, which one goroutine writes
+// to the socket, and wait for a verdict, which another goroutine reads. So a task that
+// waits can be killed, or stopped to be saved, even if nobody reads the socket.
 //
-// If the host's end is gone, nobody can judge or record what is started. Then the sentry
-// ends, and the sandbox with it.
+// If the host's end is closed, nobody can judge or record what is started. Then the sentry
+// exits, which ends the sandbox.
 type gate struct {
 	seccheck.SinkDefaults
-	fd int // of the socket, which blocks
+	fd int // the socket, in blocking mode
 
-	wake chan struct{} // holds an element if there may be something in the queue
+	wake chan struct{} // wakes the writer; buffered, so that a wake-up is never lost
 
-	mu      sync.Mutex // taken under locks of the kernel: nothing is called with it
-	last    uint64     // ID of the latest exec
+	// mu is acquired with locks of the sentry held, so no code of the sentry is called
+	// while it is held.
+	mu      sync.Mutex
+	last    uint64 // ID of the latest exec
 	waiting map[uint64]*verdict
 	queue   []queued
-	events  int    // in the queue that may be dropped
-	missed  uint64 // dropped and not reported yet
+	events  int    // droppable messages in the queue
+	missed  uint64 // dropped messages that are not reported yet
 
-	opens    bool        // are reported. Only the reader uses it
-	digested atomic.Bool // programs have digests
-	digests  digests
+	opens       bool        // opens are reported; used only by the reader
+	withDigests atomic.Bool // execs carry the digest of their program
+	digests     digests
 }
 
-// A queued message is one that is to be written.
+// A queued message waits to be written to the socket.
 type queued struct {
 	msg       []byte
 	droppable bool
 }
 
-// A verdict is what a task waits for.
+// A verdict is the answer that a task waits for.
 type verdict struct {
-	msg   []byte        // the exec, to be repeated
+	msg   []byte        // the encoded exec, in case it must be repeated
 	ready chan struct{} // closed when allow is set
 	allow bool
 }
 
 var _ seccheck.Sink = (*gate)(nil)
 
-// maxEvents bounds how many exits and opens wait to be written: beyond it they are
-// dropped, counted, and reported as missed. Each has at most 4 KiB.
+// maxEvents bounds the exits and opens in the queue. Beyond it they are dropped, counted
+// and reported as missed. Each has at most a little more than 4 KiB.
 const maxEvents = 4096
 
-// graceful is how long a task that was interrupted waits on for its verdict, before it
-// gives it up and asks again. Otherwise a program with a fast timer would never get one.
-const graceful = 20 * time.Millisecond
+// interruptGrace is how long an interrupted task still waits for its verdict before it
+// gives up and asks again. Without it a program with a fast timer would never get a verdict.
+const interruptGrace = 20 * time.Millisecond
 
-// donateGate makes the sentry that conf is for ask on socket. It belongs into the
-// launcher, where gVisor looks for files for the sentry.
+// donateGate makes the sentry that conf describes ask on socket. The launcher calls it,
+// because gVisor collects the sentry's files there.
 func donateGate(conf *config.Config, socket *os.File) (release func(), err error) {
 	b, err := json.Marshal(boot.InitConfig{TraceSession: seccheck.SessionConfig{
 		Name: seccheck.DefaultSessionName, Sinks: []seccheck.SinkConfig{{Name: gateName}},
@@ -105,8 +107,8 @@ func donateGate(conf *config.Config, socket *os.File) (release func(), err error
 	return func() { f.Close() }, nil
 }
 
-// registerGate lets the sentry make its gate. If it does not, gVisor only logs it and
-// starts without, so the host waits for the gate's hello.
+// registerGate registers the gate with the sentry. If the sentry cannot create it, gVisor
+// logs the error and starts without a gate; so the host waits for the gate's hello.
 func registerGate() {
 	seccheck.RegisterSink(seccheck.SinkDesc{
 		Name: gateName,
@@ -115,13 +117,14 @@ func registerGate() {
 				return nil, errors.New("the gate has no socket")
 			}
 			startGate(socket.Release())
-			// gVisor appends what this returns, without the points that the gate wants.
+			// startGate has added the gate with its points. gVisor adds the returned
+			// sink without any.
 			return unusedSink{}, nil
 		},
 	})
 }
 
-// unusedSink takes the place of a sink that is not needed. It allows everything.
+// unusedSink is a sink that gVisor calls for nothing.
 type unusedSink struct{ seccheck.SinkDefaults }
 
 func (unusedSink) Name() string { return gateName }
@@ -129,8 +132,8 @@ func (unusedSink) Name() string { return gateName }
 func startGate(fd int) {
 	g := &gate{fd: fd, wake: make(chan struct{}, 1), waiting: map[uint64]*verdict{}}
 	g.put(launch.Event{Kind: launch.Hello}, false)
-	// The points are given by their numbers: gVisor would have to describe all of them to
-	// find them by their names, see skipTracePoints.
+	// The points are given by number. To find them by name gVisor would have to describe
+	// all of them, see skipTracePoints.
 	seccheck.Global.AppendSink(g, []seccheck.PointReq{
 		{Pt: seccheck.PointExecve, Fields: seccheck.FieldSet{
 			Local:   seccheck.MakeFieldMask(seccheck.FieldSentryExecveBinaryInfo),
@@ -145,20 +148,20 @@ func startGate(fd int) {
 // Name implements [seccheck.Sink].
 func (*gate) Name() string { return gateName }
 
-// Execve implements [seccheck.Sink]. Its error becomes that of the call.
+// Execve implements [seccheck.Sink]. Its error is what execve(2) returns.
 func (g *gate) Execve(ctx context.Context, _ seccheck.FieldSet, info *pb.ExecveInfo) error {
 	t, ok := ctx.(*kernel.Task)
 	if !ok {
 		return linuxerr.EACCES
 	}
-	e := describe(t, info)
-	if g.digested.Load() {
+	e := execEvent(t, info)
+	if g.withDigests.Load() {
 		e.SHA256 = g.digests.of(t, e, info)
 	}
 	id, v := g.ask(e)
 	err := t.Block(v.ready)
 	if err != nil && !t.Killed() {
-		timer := time.NewTimer(graceful)
+		timer := time.NewTimer(interruptGrace)
 		select {
 		case <-v.ready:
 			err = nil
@@ -167,8 +170,8 @@ func (g *gate) Execve(ctx context.Context, _ seccheck.FieldSet, info *pb.ExecveI
 		timer.Stop()
 	}
 	if err != nil && !g.giveUp(id, v) {
-		// The task was killed, has a signal to handle, or is about to be saved. It
-		// starts the call again if it still exists then, also in a copy.
+		// The task was killed, has a signal to handle, or is about to be saved. If it
+		// still exists afterwards, it restarts the call, also in a restored copy.
 		return linuxerr.ERESTARTNOINTR
 	}
 	if !v.allow {
@@ -180,8 +183,8 @@ func (g *gate) Execve(ctx context.Context, _ seccheck.FieldSet, info *pb.ExecveI
 // guestProgram is the program that serves in a sandbox.
 const guestProgram = "/usr/local/sbin/postern-guest"
 
-// describe says what a task is about to start.
-func describe(t *kernel.Task, info *pb.ExecveInfo) launch.Event {
+// execEvent returns the event for a program that a task is about to start.
+func execEvent(t *kernel.Task, info *pb.ExecveInfo) launch.Event {
 	e := launch.Event{
 		Kind: launch.Exec, Path: info.BinaryPath, Name: info.Execfn, Args: info.Argv, Env: info.Env,
 		Fixed: info.BinaryOverlayfsLower && !info.BinaryOverlayfsUpper && !info.BinaryInMemfd,
@@ -192,25 +195,26 @@ func describe(t *kernel.Task, info *pb.ExecveInfo) launch.Event {
 			e.UID = d.Credentials.EffectiveUid
 		}
 	}
-	// A process that is just forked has what its parent has.
+	// A newly forked process still has its parent's program.
 	if f := t.MemoryManager().Executable(); f != nil {
 		e.Guest = f.MappedName(t) == guestProgram
 		f.DecRef(t)
 	}
 	if strings.HasPrefix(e.Path, "/dev/fd/") {
-		// execveat(2) of a descriptor. The kernel does not say what is behind it, and
-		// the text after the number is the caller's.
+		// execveat(2) of a descriptor. The sentry does not tell which file it is, and
+		// the caller chose the text after the number.
 		e.Path = ""
 	}
-	// The attack: whoever has a user namespace of his own can mount, there, an overlay
-	// whose lower layer he has written, and change his root. Then neither says anything.
+	// The attack: in a user namespace of its own a process can mount an overlay whose lower
+	// layer it has written, and change its root. Then neither the path nor the layer of a
+	// file identifies it.
 	if t.UserNamespace() != t.Kernel().RootUserNamespace() {
 		e.Path, e.Fixed, e.Guest = "", false, false
 	}
 	return e
 }
 
-// ask puts a question to the host.
+// ask queues an exec for the host, and returns the verdict to wait for.
 func (g *gate) ask(e launch.Event) (id uint64, v *verdict) {
 	g.mu.Lock()
 	g.last++
@@ -223,7 +227,7 @@ func (g *gate) ask(e launch.Event) (id uint64, v *verdict) {
 	return e.ID, v
 }
 
-// giveUp takes a question back, and reports whether it was answered before.
+// giveUp withdraws an exec, and reports whether its verdict had already arrived.
 func (g *gate) giveUp(id uint64, v *verdict) (answered bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -233,7 +237,7 @@ func (g *gate) giveUp(id uint64, v *verdict) (answered bool) {
 	default:
 	}
 	delete(g.waiting, id)
-	// If it has not been written yet it need not be.
+	// An exec that is still in the queue is removed from it.
 	if i := slices.IndexFunc(g.queue, func(q queued) bool { return len(q.msg) > 0 && &q.msg[0] == &v.msg[0] }); i >= 0 {
 		g.queue = slices.Delete(g.queue, i, i+1)
 		return false
@@ -243,7 +247,7 @@ func (g *gate) giveUp(id uint64, v *verdict) (answered bool) {
 	return false
 }
 
-// ExitNotifyParent implements [seccheck.Sink]. It is called with locks of the kernel.
+// ExitNotifyParent implements [seccheck.Sink]. It is called with locks of the sentry held.
 func (g *gate) ExitNotifyParent(_ context.Context, _ seccheck.FieldSet, info *pb.ExitNotifyParentInfo) error {
 	g.put(launch.Event{Kind: launch.Exit, PID: info.GetContextData().GetThreadGroupId(), Code: info.ExitStatus}, true)
 	return nil
@@ -274,12 +278,12 @@ func (g *gate) poke() {
 	}
 }
 
-// next takes the next message from the queue, or nil.
+// next removes and returns the next message to write. It returns nil if there is none.
 func (g *gate) next() []byte {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.queue) == 0 {
-		g.queue = nil // it may have been long
+		g.queue = nil // free the memory of a long queue
 		if g.missed == 0 {
 			return nil
 		}
@@ -296,7 +300,7 @@ func (g *gate) next() []byte {
 	return q.msg
 }
 
-// write writes the queue to the host. It blocks while the socket is full.
+// write writes the queue to the socket. It blocks while the socket is full.
 func (g *gate) write() {
 	for range g.wake {
 		for msg := g.next(); msg != nil; msg = g.next() {
@@ -305,13 +309,13 @@ func (g *gate) write() {
 				n, err = unix.Write(g.fd, msg)
 			}
 			if err != nil || n != len(msg) {
-				endLost()
+				exitLost()
 			}
 		}
 	}
 }
 
-// read carries out what the host says.
+// read carries out the commands of the host.
 func (g *gate) read() {
 	b := make([]byte, 64)
 	for {
@@ -320,11 +324,11 @@ func (g *gate) read() {
 			continue
 		}
 		if err != nil || n <= 0 {
-			endLost()
+			exitLost()
 		}
 		c, err := launch.ParseCommand(b[:n])
 		if err != nil {
-			endLost()
+			exitLost()
 		}
 		switch c.Kind {
 		case launch.Verdict:
@@ -338,8 +342,8 @@ func (g *gate) read() {
 	}
 }
 
-// endLost ends the sandbox, whose record nobody keeps any more.
-func endLost() { os.Exit(1) }
+// exitLost ends the sandbox, because its commands can no longer be judged and recorded.
+func exitLost() { os.Exit(1) }
 
 // decide gives a verdict to the task that waits for it.
 func (g *gate) decide(c launch.Command) {
@@ -347,15 +351,15 @@ func (g *gate) decide(c launch.Command) {
 	defer g.mu.Unlock()
 	v := g.waiting[c.ID]
 	if v == nil {
-		return // it was given up
+		return // the task has given up
 	}
 	delete(g.waiting, c.ID)
 	v.allow = c.Allow
 	close(v.ready)
 }
 
-// repeat asks again everything that waits. What is in the queue has not been asked yet,
-// so it is asked once, after the mark.
+// repeat asks the host again for each verdict that a task waits for. Execs that are still
+// in the queue have not been sent yet: they move behind the Done message and are sent once.
 func (g *gate) repeat(c launch.Command) {
 	g.mu.Lock()
 	asked := map[*byte]bool{}
@@ -374,10 +378,10 @@ func (g *gate) repeat(c launch.Command) {
 	g.poke()
 }
 
-// observe reports more from now on.
+// observe starts the additional reports that c asks for.
 func (g *gate) observe(c launch.Command) {
 	if c.Digests {
-		g.digested.Store(true)
+		g.withDigests.Store(true)
 	}
 	if c.Opens && !g.opens {
 		g.opens = true
@@ -393,8 +397,8 @@ type openSink struct {
 
 func (*openSink) Name() string { return gateName + "-opens" }
 
-// openPoints are the ends of the calls that open files. gVisor's descriptions of them copy
-// the path, also of files that are only read; so these are the raw ones.
+// openPoints returns the exits of the system calls that open files. They are the raw
+// points, because gVisor's typed ones copy each path, also of files that are only read.
 func openPoints() (points []seccheck.PointReq) {
 	for _, n := range []uintptr{unix.SYS_OPENAT, unix.SYS_OPENAT2, sysOpen, sysCreat} {
 		points = append(points, seccheck.PointReq{
@@ -428,9 +432,9 @@ func (s *openSink) RawSyscall(ctx context.Context, _ seccheck.FieldSet, info *pb
 	}
 	e := launch.Event{Kind: launch.Open, PID: info.GetContextData().GetThreadGroupId(), Code: int32(info.Exit.Errorno)}
 	if e.Code == 0 {
-		e.Path = nameOf(t, int32(info.Exit.Result)) // after symbolic links
+		e.Path = pathOfFD(t, int32(info.Exit.Result)) // with symbolic links resolved
 	} else {
-		e.Path = wanted(t, dir, path)
+		e.Path = requestedPath(t, dir, path)
 	}
 	s.gate.put(e, true)
 	return nil

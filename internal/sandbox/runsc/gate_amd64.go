@@ -2,7 +2,7 @@ package runsc
 
 import "golang.org/x/sys/unix"
 
-// Calls that some architectures do not have.
+// Numbers of system calls that some architectures do not have.
 const (
 	sysOpen  = unix.SYS_OPEN
 	sysCreat = unix.SYS_CREAT

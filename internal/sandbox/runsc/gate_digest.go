@@ -17,18 +17,18 @@ import (
 	"postern/internal/sandbox/launch"
 )
 
-// Digests computes the digests of programs. It keeps those of files that nothing in the
-// sandbox can have written.
+// digests computes the SHA-256 of programs' files. It caches the digests of files that
+// nothing in the sandbox can have written.
 //
-// gVisor can compute them as well. But its cache goes by number, size and time of a file:
-// a program can set the time, and would keep the digest of what the file was before. And
-// without the cache each start of a program reads its whole file, in Node's case 100 MB.
+// gVisor computes digests as well, but the key of its cache is the inode, size and time of
+// a file. A program can set the time, so that a changed file keeps its old digest. Without
+// a cache each start of a program reads the whole file: 100 MB for Node.
 type digests struct {
 	mu   sync.Mutex
 	kept map[digestKey][sha256.Size]byte
 }
 
-// A digestKey names a file of the template.
+// A digestKey identifies a file of the template.
 type digestKey struct {
 	path string
 	ino  uint64
@@ -36,14 +36,14 @@ type digestKey struct {
 }
 
 const (
-	maxDigests = 512
-	// maxDigested is the size of the largest file with a digest, in bytes.
+	maxDigests = 512 // entries in the cache
+	// maxDigested is the size in bytes of the largest file that gets a digest.
 	maxDigested = 512 << 20
 )
 
-// of returns the digest of a program's file, or zero if it is not known: if the file has
-// no path, or the path now leads to another one. A file that the sandbox can write may
-// change after it was read, as long as the program runs.
+// of returns the digest of a program's file. It returns zero if the file has no path, is
+// too large, cannot be read, or is no longer at its path. A file that the sandbox can write
+// may change between the digest and the exec.
 func (d *digests) of(t *kernel.Task, e launch.Event, info *pb.ExecveInfo) (sum [sha256.Size]byte) {
 	if e.Path == "" {
 		return sum
@@ -65,8 +65,8 @@ func (d *digests) of(t *kernel.Task, e launch.Event, info *pb.ExecveInfo) (sum [
 		return sum
 	}
 	defer f.DecRef(t)
-	// The attack: another thread puts another file there, so that its digest is taken for
-	// that of the program, and kept.
+	// The attack: another thread replaces the file, so that the digest of the replacement
+	// is reported for the program, and cached.
 	stat, err := f.Stat(t, vfs.StatOptions{Mask: linux.STATX_TYPE | linux.STATX_INO | linux.STATX_SIZE})
 	if err != nil || stat.Mode&linux.S_IFMT != linux.S_IFREG || stat.Ino != k.ino || overlay.IsOnLower(f.Dentry()) != info.BinaryOverlayfsLower || stat.Size > maxDigested {
 		return sum

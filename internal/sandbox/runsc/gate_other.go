@@ -2,8 +2,8 @@
 
 package runsc
 
-// Calls that only some architectures have. Numbers that are never used, below the
-// greatest one that gVisor knows.
+// Numbers of system calls that this architecture does not have. They are placeholders that
+// no call uses, within the range of gVisor's table.
 const (
 	sysOpen  = 1022
 	sysCreat = 1023

@@ -8,8 +8,8 @@ import (
 	"gvisor.dev/gvisor/pkg/sentry/kernel"
 )
 
-// nameOf returns the path of an open file of a task, or "".
-func nameOf(t *kernel.Task, fd int32) string {
+// pathOfFD returns the path of a task's open file, or "" if it has none.
+func pathOfFD(t *kernel.Task, fd int32) string {
 	f := t.GetFile(fd)
 	if f == nil {
 		return "" // another thread has closed it
@@ -18,9 +18,9 @@ func nameOf(t *kernel.Task, fd int32) string {
 	return f.MappedName(t)
 }
 
-// wanted returns the absolute path that a task wanted to open, without regard to symbolic
-// links. Another thread of the task may have changed it since.
-func wanted(t *kernel.Task, dir int32, addr uint64) string {
+// requestedPath returns the absolute path that a task tried to open. Symbolic links are not
+// resolved. Another thread may have changed the path in memory since the call.
+func requestedPath(t *kernel.Task, dir int32, addr uint64) string {
 	name, err := t.CopyInString(hostarch.Addr(addr), linux.PATH_MAX)
 	if err != nil {
 		return ""
@@ -29,7 +29,7 @@ func wanted(t *kernel.Task, dir int32, addr uint64) string {
 		return path.Clean(name)
 	}
 	if dir != linux.AT_FDCWD {
-		return path.Join("/", nameOf(t, dir), name)
+		return path.Join("/", pathOfFD(t, dir), name)
 	}
 	root, wd := t.FSContext().RootDirectory(), t.FSContext().WorkingDirectory()
 	defer root.DecRef(t)

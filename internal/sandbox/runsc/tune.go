@@ -37,7 +37,6 @@ func keepProcessors() {
 //go:linkname tracePoints gvisor.dev/gvisor/pkg/sentry/seccheck.initOnce
 var tracePoints sync.Once
 
-// skipTracePoints prevents that gVisor describes all of its points for tracing,
-// which takes 3 ms. The gate names its points by their numbers, and nothing else of ours
-// traces.
+// skipTracePoints keeps gVisor from describing all of its trace points, which takes 3 ms.
+// The gate names its points by number, and nothing else uses them.
 func skipTracePoints() { tracePoints.Do(func() {}) }

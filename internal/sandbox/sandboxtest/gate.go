@@ -10,34 +10,35 @@ import (
 
 var _ sandbox.Gatekeeper = (*Fake)(nil)
 
-// Exec starts a program in a sandbox: it asks the sandbox's watcher, and reports whether
-// the program may be started. A sandbox that does not exist starts nothing.
+// Exec simulates the start of a program in a sandbox. It asks the sandbox's watcher, and
+// reports whether the program is started. A sandbox that does not exist starts nothing.
 func (f *Fake) Exec(ctx context.Context, id string, e sandbox.Exec) bool {
 	w, ok := f.watcher(id)
 	return ok && (w == nil || w.Exec(ctx, e))
 }
 
-// Exit ends a process in a sandbox.
+// Exit simulates the end of a process in a sandbox.
 func (f *Fake) Exit(id string, e sandbox.Exit) {
 	if w, _ := f.watcher(id); w != nil {
 		w.Exited(e)
 	}
 }
 
-// Open opens a file for writing in a sandbox that reports it.
+// Open simulates opening a file for writing. The watcher is told if opens are observed.
 func (f *Fake) Open(id string, o sandbox.Open) {
 	if w, _ := f.watcher(id); w != nil && f.Observed(id).Opens {
 		w.Opened(o)
 	}
 }
 
-// Miss loses events of a sandbox.
+// Miss simulates the loss of n events of a sandbox.
 func (f *Fake) Miss(id string, n uint64) {
 	if w, _ := f.watcher(id); w != nil {
 		w.Missed(n)
 	}
 }
 
+// watcher returns the watcher of a sandbox, which may be nil, and whether the sandbox exists.
 func (f *Fake) watcher(id string) (sandbox.Watcher, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
