@@ -261,7 +261,7 @@ func TestWhyASandboxEnds(t *testing.T) {
 		want string
 	}{
 		{"the guest exits", func(t *testing.T, _ sandbox.Spec, h *host) {
-			// The sandbox may end before it has said that the connection does.
+			// The sandbox may end before the connection breaks, so the request may hang.
 			go func() { _, _ = h.get(t.Context(), "/exit") }()
 		}, "the guest exited with status 7"},
 		{"the sentry is killed", func(t *testing.T, s sandbox.Spec, _ *host) {

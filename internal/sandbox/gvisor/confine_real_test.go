@@ -19,13 +19,13 @@ import (
 	"postern/internal/sandbox"
 )
 
-// confined makes a sandbox that a contract binds.
+// confined creates a sandbox that a contract binds, with the given inputs.
 func confined(t *testing.T, f *sandbox.Fleet, who auth.Principal, template string, r sandbox.Request, c sandbox.Confinement, inputs map[string]string) sandbox.Info {
 	t.Helper()
 	r.Template, r.Contract, r.Options.Timeout = template, "job@sha256:1", 5*time.Minute
 	r.Prepare = func(ctx context.Context, s sandbox.Info) error {
 		if _, err := f.Dial(ctx, s.ID, sandbox.GuestPort); !errors.Is(err, sandbox.ErrNotFound) {
-			t.Errorf("somebody reaches a sandbox that is not confined yet: %v", err)
+			t.Errorf("dial before the sandbox is confined: %v, want ErrNotFound", err)
 		}
 		if err := f.Confine(ctx, s.ID, c); err != nil {
 			return err
@@ -44,7 +44,7 @@ func confined(t *testing.T, f *sandbox.Fleet, who auth.Principal, template strin
 	return s
 }
 
-// within runs a shell command in a confined sandbox.
+// within runs a shell script in a confined sandbox, and returns its output and how it ended.
 func within(t *testing.T, f *sandbox.Fleet, id, script string) (string, sandbox.Ended) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -60,12 +60,12 @@ func within(t *testing.T, f *sandbox.Fleet, id, script string) (string, sandbox.
 	return strings.TrimSpace(out.String()), e
 }
 
-// TestConfined: what runs in a bound sandbox sees its view and cannot leave it, whoever
-// starts it, also after a pause.
-func TestConfined(t *testing.T) {
+// TestConfinedProcessesCannotLeaveTheirView: the processes of a bound sandbox see its view
+// of files and cannot leave it, whoever starts them, also after a pause.
+func TestConfinedProcessesCannotLeaveTheirView(t *testing.T) {
 	needRoot(t)
 	root := withBusybox(t, distroless(t))
-	// A template that is careless, and whose links lead elsewhere.
+	// The template has files with loose permissions, and links that lead elsewhere.
 	for _, err := range []error{
 		os.MkdirAll(filepath.Join(root, "usr/share/open"), 0o777), os.Chmod(filepath.Join(root, "usr/share/open"), 0o777),
 		os.MkdirAll(filepath.Join(root, "data/private"), 0o755), os.WriteFile(filepath.Join(root, "data/private/key"), []byte("the key\n"), 0o644),
@@ -88,7 +88,7 @@ func TestConfined(t *testing.T) {
 	if err := f.MakeTemplateSnapshot(t.Context(), "t", func(string) {}); err != nil {
 		t.Fatal(err)
 	}
-	// Root has none of the guest's rights in a sandbox without a contract.
+	// In a sandbox without a contract root has none of the guest's own capabilities.
 	free, err := f.Create(t.Context(), who, sandbox.Request{Template: "t", Options: sandbox.Options{Timeout: time.Minute}})
 	if err != nil {
 		t.Fatal(err)
@@ -96,12 +96,12 @@ func TestConfined(t *testing.T) {
 	got, err := runIn(t, f, free.ID, "root", "/bin/sh", "-c", "id -u; /bin/busybox grep Cap /proc/self/status; /bin/busybox mount -t tmpfs x /mnt; /bin/busybox chroot / true; /bin/busybox unshare -m true; /bin/busybox pidof sleep")
 	for _, c := range []string{"CapPrm:", "CapEff:", "CapBnd:"} { // without SYS_ADMIN (21), SYS_CHROOT (18), SYS_RESOURCE (24) and SETPCAP (8)
 		if !strings.Contains(got, c+"\t00000000000004fb") && !strings.Contains(got, c+"\t00000000000000fb") {
-			t.Errorf("root's rights: %s: want those of Docker's that are left: %q", c, got)
+			t.Errorf("root's capabilities: %s: want Docker's without those left out: %q", c, got)
 			break
 		}
 	}
 	if strings.Count(got, "ermi") < 3 { // "permission denied", "Operation not permitted"
-		t.Errorf("root mounts, changes root or makes a namespace: %q, %v", got, err)
+		t.Errorf("root could mount, change its root or make a namespace: %q, %v", got, err)
 	}
 	if err := f.Kill(t.Context(), who, free.ID); err != nil {
 		t.Error(err)
@@ -114,35 +114,35 @@ func TestConfined(t *testing.T) {
 	}, map[string]string{"/work/in/a.csv": "1,2\n", "/inputs/b": "three\n"})
 
 	for name, tt := range map[string]struct{ script, want string }{
-		"who":                         {"/bin/busybox grep -E 'Uid|Gid|CapEff|CapBnd|NoNew' /proc/self/status; echo $HOME $PWD", "Uid:\t65321\t65321\t65321\t65321\nGid:\t65321\t65321\t65321\t65321\nCapEff:\t0000000000000000\nCapBnd:\t0000000000000000\nNoNewPrivs:\t1\n/work /work"},
-		"nothing else runs":           {"/bin/busybox ps | /bin/busybox grep -c '[s]leep [12]'", "0"},
-		"the root":                    {"ls /", "bin\ndata\ndev\netc\nhome\ninputs\nproc\nsys\nusr\nwork"},
-		"homes":                       {"ls -a /home/user", ".\n..\nproject"},
-		"the guest's files":           {"ls /run; cat /usr/local/sbin/postern-guest", "ls: /run: No such file or directory\ncat: can't open '/usr/local/sbin/postern-guest': Permission denied"},
-		"a read path":                 {"cat /home/user/project/main.go /data/list", "package main\na list"},
-		"a denied path":               {"cat /etc/doomed; ls -l /etc/doomed | /bin/busybox cut -c1-10", "cat: can't open '/etc/doomed': Permission denied\n----------"},
-		"a denied link, and where to": {"cat /home/user/project/link/key; cat /data/private/key; ls /data/private", "cat: can't open '/home/user/project/link/key': Permission denied\ncat: can't open '/data/private/key': Permission denied\nls: can't open '/data/private': Permission denied"},
-		"a denied path that is to be": {"echo x > /work/.git/hooks/post; /bin/busybox mv /work/.git /work/g; ls /work/.git/hooks", "/bin/sh: can't create /work/.git/hooks/post: Permission denied\nmv: can't rename '/work/.git': Device or resource busy\nls: can't open '/work/.git/hooks': Permission denied"},
-		"writes":                      {"echo x > /etc/x; echo x > /usr/share/open/x; echo x > /data/x; echo x >> /data/list; echo x > /home/x; echo x > /x; echo x > /dev/x; echo x > /dev/shm/x; echo x > /tmp/x; echo x > /sys/x", "/bin/sh: can't create /etc/x: Permission denied\n/bin/sh: can't create /usr/share/open/x: Read-only file system\n/bin/sh: can't create /data/x: Permission denied\n/bin/sh: can't create /data/list: Permission denied\n/bin/sh: can't create /home/x: Permission denied\n/bin/sh: can't create /x: Permission denied\n/bin/sh: can't create /dev/x: Permission denied\n/bin/sh: can't create /dev/shm/x: nonexistent directory\n/bin/sh: can't create /tmp/x: nonexistent directory\n/bin/sh: can't create /sys/x: Permission denied"},
-		"unlink and rename":           {"/bin/busybox rm /data/list; /bin/busybox mv /data/list /data/l; /bin/busybox mv /data/list /work/l; /bin/busybox rm -f /work/l; ls /data", "rm: can't remove '/data/list': Permission denied\nmv: can't rename '/data/list': Read-only file system\nmv: can't preserve ownership of '/work/l': Operation not permitted\nmv: can't remove '/data/list': Permission denied\nlist\nprivate"},
-		"links out":                   {"/bin/busybox ln /data/list /work/hard; /bin/busybox ln -s /etc/doomed /work/soft; cat /work/soft", "ln: /work/hard: Invalid cross-device link\ncat: can't open '/work/soft': Permission denied"},
-		"an input":                    {"cat /work/in/a.csv /inputs/b; echo x > /work/in/a.csv; /bin/busybox rm -f /work/in/a.csv; /bin/busybox mv /work/in /work/i; echo x > /work/in/more; cat /work/in/a.csv", "1,2\nthree\n/bin/sh: can't create /work/in/a.csv: Permission denied\nrm: can't remove '/work/in/a.csv': Permission denied\nmv: can't rename '/work/in': Device or resource busy\n/bin/sh: can't create /work/in/more: Permission denied\n1,2"},
-		"where inputs come from":      {"ls /.inputs", "ls: /.inputs: No such file or directory"},
-		"mounts":                      {"/bin/busybox mount -t tmpfs x /work; /bin/busybox umount /etc/doomed; /bin/busybox umount -l /work/.git/hooks; /bin/busybox mount -o remount,rw /etc", "mount: permission denied (are you root?)\numount: can't unmount /etc/doomed: Operation not permitted\numount: can't unmount /work/.git/hooks: Operation not permitted\nmount: permission denied (are you root?)"},
-		"namespaces":                  {"/bin/busybox unshare -U true; /bin/busybox unshare -Urm true; /bin/busybox unshare -n true; /bin/busybox chroot /work true; /bin/busybox nsenter -t 1 -m true", "unshare: unshare(0x10000000): Operation not permitted\nunshare: unshare(0x10020000): Operation not permitted\nunshare: unshare(0x40000000): Operation not permitted\nchroot: can't change root directory to '/work': Operation not permitted\nnsenter: setns(): can't reassociate to namespace 'mnt': Operation not permitted"},
-		"proc":                        {"G=$(/bin/busybox pidof postern-guest); for p in $G; do ls /proc/$p/root /proc/$p/cwd /proc/$p/fd; cat /proc/$p/environ /proc/$p/mem; for n in $(/bin/busybox seq 0 40); do cat /proc/$p/fd/$n; ls /proc/$p/fd/$n/; done; /bin/busybox kill -9 $p; done 2>&1 | /bin/busybox grep -vE 'ermission denied|not permitted|No such file|/fd:$'", ""},
-		"a set-user-ID program":       {"/bin/busybox su -c id; /bin/busybox grep Uid /proc/self/status", "su: must be suid to work properly\nUid:\t65321\t65321\t65321\t65321"},
-		"devices":                     {"/bin/busybox mknod /work/null c 1 3; echo x > /dev/null && /bin/busybox head -c 4 /dev/urandom | /bin/busybox wc -c", "mknod: /work/null: Operation not permitted\n4"},
-		"descriptors":                 {"ls /proc/self/fd | /bin/busybox tr '\\n' ' '; for f in 0 1 2; do /bin/busybox readlink /proc/self/fd/$f | /bin/busybox sed 's/[0-9]//g'; done", "0 1 2 3 /dev/null\npipe:[]\npipe:[]"},
-		"the guest's port":            {"/bin/busybox wget -q -O - http://127.0.0.1:49983/envs 2>&1; /bin/busybox wget -q -O - --post-data={} http://127.0.0.1:49983/run/kill?pid=0 2>&1", "wget: server returned error: HTTP/1.1 401 Unauthorized\nwget: server returned error: HTTP/1.1 401 Unauthorized"},
-		"a file as large as the disk": {"/bin/busybox dd if=/dev/zero of=/work/big bs=1M count=100 2>&1 | /bin/busybox head -1; /bin/busybox rm /work/big", "dd: error writing '/work/big': No space left on device"},
+		"credentials":                   {"/bin/busybox grep -E 'Uid|Gid|CapEff|CapBnd|NoNew' /proc/self/status; echo $HOME $PWD", "Uid:\t65321\t65321\t65321\t65321\nGid:\t65321\t65321\t65321\t65321\nCapEff:\t0000000000000000\nCapBnd:\t0000000000000000\nNoNewPrivs:\t1\n/work /work"},
+		"nothing else runs":             {"/bin/busybox ps | /bin/busybox grep -c '[s]leep [12]'", "0"},
+		"the root":                      {"ls /", "bin\ndata\ndev\netc\nhome\ninputs\nproc\nsys\nusr\nwork"},
+		"homes":                         {"ls -a /home/user", ".\n..\nproject"},
+		"the guest's files":             {"ls /run; cat /usr/local/sbin/postern-guest", "ls: /run: No such file or directory\ncat: can't open '/usr/local/sbin/postern-guest': Permission denied"},
+		"a read path":                   {"cat /home/user/project/main.go /data/list", "package main\na list"},
+		"a denied path":                 {"cat /etc/doomed; ls -l /etc/doomed | /bin/busybox cut -c1-10", "cat: can't open '/etc/doomed': Permission denied\n----------"},
+		"a denied link, and its target": {"cat /home/user/project/link/key; cat /data/private/key; ls /data/private", "cat: can't open '/home/user/project/link/key': Permission denied\ncat: can't open '/data/private/key': Permission denied\nls: can't open '/data/private': Permission denied"},
+		"a denied path to be created":   {"echo x > /work/.git/hooks/post; /bin/busybox mv /work/.git /work/g; ls /work/.git/hooks", "/bin/sh: can't create /work/.git/hooks/post: Permission denied\nmv: can't rename '/work/.git': Device or resource busy\nls: can't open '/work/.git/hooks': Permission denied"},
+		"writes":                        {"echo x > /etc/x; echo x > /usr/share/open/x; echo x > /data/x; echo x >> /data/list; echo x > /home/x; echo x > /x; echo x > /dev/x; echo x > /dev/shm/x; echo x > /tmp/x; echo x > /sys/x", "/bin/sh: can't create /etc/x: Permission denied\n/bin/sh: can't create /usr/share/open/x: Read-only file system\n/bin/sh: can't create /data/x: Permission denied\n/bin/sh: can't create /data/list: Permission denied\n/bin/sh: can't create /home/x: Permission denied\n/bin/sh: can't create /x: Permission denied\n/bin/sh: can't create /dev/x: Permission denied\n/bin/sh: can't create /dev/shm/x: nonexistent directory\n/bin/sh: can't create /tmp/x: nonexistent directory\n/bin/sh: can't create /sys/x: Permission denied"},
+		"unlink and rename":             {"/bin/busybox rm /data/list; /bin/busybox mv /data/list /data/l; /bin/busybox mv /data/list /work/l; /bin/busybox rm -f /work/l; ls /data", "rm: can't remove '/data/list': Permission denied\nmv: can't rename '/data/list': Read-only file system\nmv: can't preserve ownership of '/work/l': Operation not permitted\nmv: can't remove '/data/list': Permission denied\nlist\nprivate"},
+		"links to outside":              {"/bin/busybox ln /data/list /work/hard; /bin/busybox ln -s /etc/doomed /work/soft; cat /work/soft", "ln: /work/hard: Invalid cross-device link\ncat: can't open '/work/soft': Permission denied"},
+		"an input":                      {"cat /work/in/a.csv /inputs/b; echo x > /work/in/a.csv; /bin/busybox rm -f /work/in/a.csv; /bin/busybox mv /work/in /work/i; echo x > /work/in/more; cat /work/in/a.csv", "1,2\nthree\n/bin/sh: can't create /work/in/a.csv: Permission denied\nrm: can't remove '/work/in/a.csv': Permission denied\nmv: can't rename '/work/in': Device or resource busy\n/bin/sh: can't create /work/in/more: Permission denied\n1,2"},
+		"the inputs' source":            {"ls /.inputs", "ls: /.inputs: No such file or directory"},
+		"mounts":                        {"/bin/busybox mount -t tmpfs x /work; /bin/busybox umount /etc/doomed; /bin/busybox umount -l /work/.git/hooks; /bin/busybox mount -o remount,rw /etc", "mount: permission denied (are you root?)\numount: can't unmount /etc/doomed: Operation not permitted\numount: can't unmount /work/.git/hooks: Operation not permitted\nmount: permission denied (are you root?)"},
+		"namespaces":                    {"/bin/busybox unshare -U true; /bin/busybox unshare -Urm true; /bin/busybox unshare -n true; /bin/busybox chroot /work true; /bin/busybox nsenter -t 1 -m true", "unshare: unshare(0x10000000): Operation not permitted\nunshare: unshare(0x10020000): Operation not permitted\nunshare: unshare(0x40000000): Operation not permitted\nchroot: can't change root directory to '/work': Operation not permitted\nnsenter: setns(): can't reassociate to namespace 'mnt': Operation not permitted"},
+		"proc":                          {"G=$(/bin/busybox pidof postern-guest); for p in $G; do ls /proc/$p/root /proc/$p/cwd /proc/$p/fd; cat /proc/$p/environ /proc/$p/mem; for n in $(/bin/busybox seq 0 40); do cat /proc/$p/fd/$n; ls /proc/$p/fd/$n/; done; /bin/busybox kill -9 $p; done 2>&1 | /bin/busybox grep -vE 'ermission denied|not permitted|No such file|/fd:$'", ""},
+		"a set-user-ID program":         {"/bin/busybox su -c id; /bin/busybox grep Uid /proc/self/status", "su: must be suid to work properly\nUid:\t65321\t65321\t65321\t65321"},
+		"devices":                       {"/bin/busybox mknod /work/null c 1 3; echo x > /dev/null && /bin/busybox head -c 4 /dev/urandom | /bin/busybox wc -c", "mknod: /work/null: Operation not permitted\n4"},
+		"descriptors":                   {"ls /proc/self/fd | /bin/busybox tr '\\n' ' '; for f in 0 1 2; do /bin/busybox readlink /proc/self/fd/$f | /bin/busybox sed 's/[0-9]//g'; done", "0 1 2 3 /dev/null\npipe:[]\npipe:[]"},
+		"the guest's port":              {"/bin/busybox wget -q -O - http://127.0.0.1:49983/envs 2>&1; /bin/busybox wget -q -O - --post-data={} http://127.0.0.1:49983/run/kill?pid=0 2>&1", "wget: server returned error: HTTP/1.1 401 Unauthorized\nwget: server returned error: HTTP/1.1 401 Unauthorized"},
+		"a file as large as the disk":   {"/bin/busybox dd if=/dev/zero of=/work/big bs=1M count=100 2>&1 | /bin/busybox head -1; /bin/busybox rm /work/big", "dd: error writing '/work/big': No space left on device"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got, _ := within(t, f, s.ID, tt.script); got != tt.want && name != "writes" {
 				t.Errorf("%s\ngot:  %s\nwant: %s", tt.script, got, tt.want)
 			} else if name == "writes" {
 				if lines := strings.Split(got, "\n"); len(lines) != 10 {
-					t.Errorf("got %s\nwant an error for each", got)
+					t.Errorf("got %s\nwant an error for each write", got)
 				}
 			}
 		})
@@ -188,7 +188,7 @@ func TestConfined(t *testing.T) {
 		}
 	})
 
-	t.Run("what its owner cannot do", func(t *testing.T) {
+	t.Run("operations that its owner is refused", func(t *testing.T) {
 		_, serr := f.Snapshot(t.Context(), who, s.ID, "")
 		_, ferr := f.Fork(t.Context(), who, s.ID, time.Minute, 1)
 		_, _, cerr := f.Connect(t.Context(), who, s.ID, sandbox.ConnectRequest{Timeout: time.Minute, Reboot: true})
@@ -201,10 +201,10 @@ func TestConfined(t *testing.T) {
 			}
 		}
 		if err := f.PutFile(t.Context(), s.ID, "/work/late", strings.NewReader("x")); !errors.Is(err, sandbox.ErrInvalid) {
-			t.Errorf("an input after the start: %v", err)
+			t.Errorf("an input after the first command: %v", err)
 		}
 		if err := f.Confine(t.Context(), s.ID, sandbox.Confinement{Write: []string{"/all"}}); !errors.Is(err, sandbox.ErrInvalid) {
-			t.Errorf("another view: %v", err)
+			t.Errorf("a second view: %v", err)
 		}
 	})
 
@@ -220,7 +220,7 @@ func TestConfined(t *testing.T) {
 				t.Errorf("%q: %+v, %v", args, e, err)
 			}
 		}
-		// The output is as fast as its reader, who may end the command.
+		// Output is sent no faster than the caller reads it, and the caller may end the command.
 		full := errors.New("too much")
 		n := 0
 		if _, err := f.RunCommand(t.Context(), s.ID, sandbox.Command{Args: []string{"/bin/busybox", "yes"}}, func(_ byte, p []byte) error {
@@ -241,7 +241,7 @@ func TestConfined(t *testing.T) {
 			t.Errorf("a daemon that holds the output: %q %+v %v", got, e, time.Since(begin))
 		}
 		if got, _ := within(t, f, s.ID, "sleep 0.3; /bin/busybox ps | /bin/busybox grep -E 'yes|3456[78]' | /bin/busybox grep -vc grep"); got != "0" {
-			t.Errorf("%s processes of commands that were given up are left", got)
+			t.Errorf("%s processes of cancelled commands are left", got)
 		}
 	})
 
@@ -307,7 +307,7 @@ func TestConfined(t *testing.T) {
 		}
 		t.Logf("a bomb and daemons killed in %v", time.Since(begin))
 		if got, _ := within(t, f, s.ID, "/bin/busybox ps | /bin/busybox grep -c ' run '"); got != "3" && got != "2" {
-			t.Errorf("%s processes are left, with this one's", got)
+			t.Errorf("%s processes are left, including this command's", got)
 		}
 	})
 
@@ -324,12 +324,13 @@ func TestConfined(t *testing.T) {
 	})
 }
 
-// A doorkeeper is a judge that holds a program and lets others pass.
+// A doorkeeper holds the program at one path until it is told the verdict, and allows all
+// others.
 type doorkeeper struct {
-	held  string      // path of the program that waits
-	asked chan string // gets the path of each one that waits
-	open  chan bool   // what they are told
-	seen  func(sandbox.Exec)
+	held    string      // path of the program to hold
+	asked   chan string // receives the name of each held program
+	verdict chan bool   // the verdict on each held program
+	seen    func(sandbox.Exec)
 }
 
 func (d *doorkeeper) Exec(ctx context.Context, _ auth.Principal, e sandbox.Exec) bool {
@@ -339,7 +340,7 @@ func (d *doorkeeper) Exec(ctx context.Context, _ auth.Principal, e sandbox.Exec)
 	}
 	d.asked <- e.Name
 	select {
-	case ok := <-d.open:
+	case ok := <-d.verdict:
 		return ok
 	case <-ctx.Done():
 		return false
@@ -349,9 +350,9 @@ func (d *doorkeeper) Exited(auth.Principal, sandbox.Exit) {}
 func (d *doorkeeper) Opened(auth.Principal, sandbox.Open) {}
 func (d *doorkeeper) Missed(auth.Principal, uint64)       {}
 
-// TestHeldCommand: a command of the host or of the data plane that waits for a person keeps
-// neither the guest nor other commands waiting, and ends with its caller.
-func TestHeldCommand(t *testing.T) {
+// TestHeldCommandBlocksNothingElse: a command that waits for a person blocks neither the
+// guest nor other commands, and ends when its caller goes.
+func TestHeldCommandBlocksNothingElse(t *testing.T) {
 	needRoot(t)
 	root := withBusybox(t, distroless(t))
 	if err := os.Rename(filepath.Join(root, "bin/tool"), filepath.Join(root, "bin/held")); err != nil {
@@ -359,7 +360,7 @@ func TestHeldCommand(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var seen []string
-	d := &doorkeeper{held: "/bin/held", asked: make(chan string, 10), open: make(chan bool), seen: func(e sandbox.Exec) {
+	d := &doorkeeper{held: "/bin/held", asked: make(chan string, 10), verdict: make(chan bool), seen: func(e sandbox.Exec) {
 		mu.Lock()
 		defer mu.Unlock()
 		seen = append(seen, e.Path)
@@ -382,17 +383,17 @@ func TestHeldCommand(t *testing.T) {
 			ended <- e
 		}()
 		<-d.asked
-		for range 3 { // more than one collection of garbage in the guest
+		for range 3 { // the guest collects garbage more than once meanwhile
 			if got, e := within(t, f, s.ID, "/bin/busybox seq 1 20000 | /bin/busybox tail -1"); got != "20000" || e.Code != 0 {
-				t.Errorf("others: %q %+v", got, e)
+				t.Errorf("another command: %q %+v", got, e)
 			}
 		}
-		d.open <- tt.allow
+		d.verdict <- tt.allow
 		if e := <-ended; e.Code != tt.code || (e.PID == 0) == tt.allow {
 			t.Errorf("allowed %v: %+v", tt.allow, e)
 		}
 	}
-	// Its caller has gone.
+	// The caller goes while its command is held.
 	ctx, cancel := context.WithCancel(t.Context())
 	gone := make(chan error, 1)
 	go func() {
@@ -402,18 +403,18 @@ func TestHeldCommand(t *testing.T) {
 	<-d.asked
 	cancel()
 	if err := <-gone; !errors.Is(err, context.Canceled) {
-		t.Errorf("a caller that went: %v", err)
+		t.Errorf("a cancelled caller: %v", err)
 	}
 	go func() { _, err := run(t.Context()); gone <- err }()
 	<-d.asked
 	if err := f.KillAll(t.Context(), s.ID); err != nil {
-		t.Errorf("kill what is held: %v", err)
+		t.Errorf("kill a held command: %v", err)
 	}
 	if err := <-gone; err != nil {
 		t.Error(err)
 	}
 	if got, _ := within(t, f, s.ID, "/bin/busybox ps | /bin/busybox grep -c '[.]postern-start\\|[h]eld'"); got != "0" {
-		t.Errorf("%s of the held are left", got)
+		t.Errorf("%s held processes are left", got)
 	}
 	mu.Lock()
 	defer mu.Unlock()

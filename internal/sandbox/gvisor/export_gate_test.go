@@ -2,7 +2,7 @@ package gvisor
 
 import "crypto/sha256"
 
-// abandon is what happens to a gate when its server is killed.
+// abandon closes the gate, as the kernel does when the server is killed.
 func (g *gate) abandon() {
 	g.close()
 	<-g.done

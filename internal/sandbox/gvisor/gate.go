@@ -18,39 +18,40 @@ import (
 )
 
 // A gate is the host's end of the socket on which the kernel of a sandbox asks before it
-// starts a program, see [launch.Event]. One goroutine reads it, and each question has one
-// of its own until it is answered, so that one that waits for a person holds up no other.
+// starts a program, see [launch.Event]. One goroutine reads the socket. Each question is
+// answered in a goroutine of its own, so that one that waits for a person delays no other.
 //
-// The kernel may be compromised: what it says is bounded and parsed as hostile. It then
-// no longer asks, and nothing here can change that; but the rest of its prison stands.
+// The kernel may be compromised: its messages are bounded and parsed as hostile. A
+// compromised kernel can start programs without asking, and the gate cannot prevent that;
+// the rest of the isolation does not depend on the gate.
 type gate struct {
 	conn    *net.UnixConn
 	buffers *sync.Pool    // of *[launch.MaxEvent]byte
 	greeted chan struct{} // closed when the kernel has said hello
-	done    chan struct{} // closed when nothing more is read
-	err     error         // why, once done is closed; io.EOF if the kernel has closed its end
+	done    chan struct{} // closed when read has returned
+	err     error         // why read returned, once done is closed; io.EOF if the kernel closed its end
 	ctx     context.Context
 	cancel  context.CancelFunc
 
 	mu      sync.Mutex
 	w       sandbox.Watcher // nil allows everything
 	asked   map[uint64]question
-	bytes   int // of all questions
-	last    uint64
+	bytes   int                      // size of all questions in asked
+	last    uint64                   // ID of the last command
 	waiting map[uint64]chan struct{} // commands that the kernel has not carried out yet
-	// skip is the ID of a command. Until the kernel has carried it out, questions are not
-	// answered, since it will repeat them. 0 means none.
+	// skip is the ID of an [launch.Again] that the kernel has not carried out yet; 0 means
+	// none. Until then questions are ignored, since the kernel will repeat them.
 	skip uint64
 }
 
-// A question is one that waits for its answer.
+// A question is an exec that waits for its verdict.
 type question struct {
 	cancel context.CancelFunc
-	size   int // of its message, in bytes
+	size   int // size of its message in bytes
 }
 
-// The limits of the questions of one sandbox that wait at the same time. A sandbox that
-// asks more gets a refusal for the others.
+// Limits of the questions of one sandbox that wait at the same time. Questions beyond them
+// are refused.
 const (
 	maxAsked      = 512
 	maxAskedBytes = 16 << 20
@@ -58,14 +59,15 @@ const (
 
 func newGateBuffer() any { return new([launch.MaxEvent]byte) }
 
-// gateBuffer is the size of a gate's buffer towards the host, in bytes. It must hold one
-// message as a whole, and some more so that bursts do not wait.
+// gateBuffer is the size in bytes of the socket's buffer towards the host. It must hold a
+// whole message, and has room for more so that bursts do not block.
 const gateBuffer = 512 << 10
 
-// reasonRecord is why a sandbox ends whose gate is closed or speaks nonsense.
+// reasonRecord is the reason of the end of a sandbox whose gate was closed or sent a
+// malformed message.
 const reasonRecord = "the record of its commands was lost"
 
-// newGate makes a gate. The caller closes theirs, the sandbox's end, once it is handed
+// newGate creates a gate. The caller closes theirs, the sandbox's end, after handing it
 // over.
 func (r *Runtime) newGate(w sandbox.Watcher) (g *gate, theirs *os.File, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -75,7 +77,8 @@ func (r *Runtime) newGate(w sandbox.Watcher) (g *gate, theirs *os.File, err erro
 	ours := os.NewFile(uintptr(pair[0]), "gate")
 	theirs = os.NewFile(uintptr(pair[1]), "gate-end")
 	defer ours.Close()
-	// It needs a capability that a container's root may lack; the usual size is enough.
+	// This needs CAP_NET_ADMIN, which root in a container may lack. The default size is
+	// enough for one message.
 	_ = unix.SetsockoptInt(pair[1], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, gateBuffer)
 	const least = launch.MaxEvent + 1024
 	n, err := unix.GetsockoptInt(pair[1], unix.SOL_SOCKET, unix.SO_SNDBUF)
@@ -94,7 +97,8 @@ func (r *Runtime) newGate(w sandbox.Watcher) (g *gate, theirs *os.File, err erro
 	return g, theirs, nil
 }
 
-// openGate returns the gate with a duplicate of the given host's end. Nothing reads it yet.
+// openGate returns a gate that uses a duplicate of ours, the host's end. The caller starts
+// read.
 func (r *Runtime) openGate(ours *os.File, w sandbox.Watcher) (*gate, error) {
 	c, err := net.FileConn(ours)
 	if err != nil {
@@ -103,7 +107,7 @@ func (r *Runtime) openGate(ours *os.File, w sandbox.Watcher) (*gate, error) {
 	conn, ok := c.(*net.UnixConn)
 	if !ok {
 		c.Close()
-		return nil, errors.New("open gate: it is no unix socket")
+		return nil, errors.New("open gate: it is not a Unix socket")
 	}
 	g := &gate{
 		conn: conn, buffers: &r.buffers, w: w, greeted: make(chan struct{}), done: make(chan struct{}),
@@ -113,22 +117,22 @@ func (r *Runtime) openGate(ours *os.File, w sandbox.Watcher) (*gate, error) {
 	return g, nil
 }
 
-// close closes the host's end and ends all questions.
+// close closes the host's end and cancels all questions.
 func (g *gate) close() {
 	g.cancel()
-	_ = g.conn.Close() // nothing was written that must arrive
+	_ = g.conn.Close() // no unsent data matters
 }
 
-// judgedBy makes w judge from now on.
-func (g *gate) judgedBy(w sandbox.Watcher) {
+// setWatcher makes w answer the questions from now on.
+func (g *gate) setWatcher(w sandbox.Watcher) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.w = w
 }
 
-// greet waits until the kernel has said hello. gVisor starts a sandbox also if it could
-// not make its gate.
-func (g *gate) greet(ctx context.Context) error {
+// awaitHello waits for the kernel's hello. It shows that the sandbox has a gate: gVisor
+// starts a sandbox even if it could not create one.
+func (g *gate) awaitHello(ctx context.Context) error {
 	select {
 	case <-g.greeted:
 		return nil
@@ -154,14 +158,14 @@ func (g *gate) read() {
 	g.err = err
 }
 
-// next reads one event and returns its size. It holds no buffer while it waits, since
-// most sandboxes are idle.
+// next reads one event and returns it with its size in bytes. It holds no buffer while it
+// waits, because most sandboxes are idle.
 func (g *gate) next(raw syscall.RawConn) (e launch.Event, n int, err error) {
 	rerr := raw.Read(func(fd uintptr) bool {
 		b := g.buffers.Get().(*[launch.MaxEvent]byte) //nolint:forcetypeassert // the pool holds nothing else
 		defer g.buffers.Put(b)
 		var flags int
-		// Without room for control messages the kernel drops files that are sent.
+		// No buffer for control messages: descriptors that the sandbox sends are dropped.
 		n, _, flags, _, err = unix.Recvmsg(int(fd), b[:], nil, unix.MSG_DONTWAIT)
 		switch {
 		case errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR):
@@ -185,13 +189,13 @@ func (g *gate) next(raw syscall.RawConn) (e launch.Event, n int, err error) {
 	return e, n, err
 }
 
-// handle deals with an event of n bytes.
+// handle processes an event of n bytes.
 func (g *gate) handle(e launch.Event, n int) error {
 	select {
 	case <-g.greeted:
 	default:
 		if e.Kind != launch.Hello {
-			return errors.New("it does not begin with a hello")
+			return errors.New("the first message is not a hello")
 		}
 		close(g.greeted)
 		return nil
@@ -201,13 +205,13 @@ func (g *gate) handle(e launch.Event, n int) error {
 	g.mu.Unlock()
 	switch e.Kind {
 	case launch.Hello:
-		return errors.New("it says hello twice")
+		return errors.New("a second hello")
 	case launch.Exec:
 		g.ask(w, e, n)
 	case launch.GiveUp:
 		g.mu.Lock()
 		if q, ok := g.asked[e.ID]; ok {
-			q.cancel() // the one who answers removes it
+			q.cancel() // the goroutine that answers it removes it
 		}
 		g.mu.Unlock()
 	case launch.Done:
@@ -236,7 +240,7 @@ func (g *gate) handle(e launch.Event, n int) error {
 	return nil
 }
 
-// exitOf returns the end of a process from its wait status.
+// exitOf decodes the wait status of an exit event.
 func exitOf(e launch.Event) sandbox.Exit {
 	x := sandbox.Exit{PID: e.PID, Time: time.Now()}
 	if ws := unix.WaitStatus(e.Code); ws.Signaled() {
@@ -248,7 +252,7 @@ func exitOf(e launch.Event) sandbox.Exit {
 	return x
 }
 
-// ask asks the judge, and answers the kernel when he has decided.
+// ask passes an exec to the watcher, and sends the verdict to the kernel.
 func (g *gate) ask(w sandbox.Watcher, e launch.Event, n int) {
 	ctx, cancel := context.WithCancel(g.ctx)
 	g.mu.Lock()
@@ -259,9 +263,9 @@ func (g *gate) ask(w sandbox.Watcher, e launch.Event, n int) {
 		g.mu.Unlock()
 		cancel()
 		if skip {
-			return // it has been asked, or will be once more
+			return // it is being answered already, or will be repeated
 		}
-		// The attack: a sandbox that asks without end, to use up the host's memory.
+		// The attack: a sandbox floods the host with questions to use up its memory.
 		if w != nil {
 			w.Missed(1)
 		}
@@ -277,8 +281,8 @@ func (g *gate) ask(w sandbox.Watcher, e launch.Event, n int) {
 			PID: e.PID, Parent: e.Parent, Path: e.Path, Name: e.Name, Dir: e.Dir, Args: e.Args, Env: e.Env,
 			SHA256: e.SHA256, Fixed: e.Fixed, UID: e.UID, Cut: e.Cut, Guest: e.Guest, Time: time.Now(),
 		})
-		// The attack: a kernel that asks without end and takes no answer. As long as one
-		// cannot be given its question counts.
+		// The attack: a kernel floods the host with questions and reads no verdict. So a
+		// question counts until its verdict is written.
 		g.answer(e.ID, allow)
 		g.mu.Lock()
 		delete(g.asked, e.ID)
@@ -287,13 +291,14 @@ func (g *gate) ask(w sandbox.Watcher, e launch.Event, n int) {
 	}()
 }
 
-// answer gives the kernel a verdict. If it does not arrive the sandbox has ended, or ends.
+// answer sends a verdict to the kernel. An error is ignored: it means that the gate is
+// closed, and then the sandbox has ended or is being ended.
 func (g *gate) answer(id uint64, allow bool) {
 	_, _ = g.conn.Write(launch.Command{Kind: launch.Verdict, ID: id, Allow: allow}.Append(nil))
 }
 
-// command tells the kernel to do something, and returns when it has. Begin is called
-// before it is told.
+// command sends a command and waits until the kernel has carried it out. If begin is not
+// nil, it is called with the command's ID before the command is sent.
 func (g *gate) command(ctx context.Context, c launch.Command, begin func(id uint64)) error {
 	done := make(chan struct{})
 	g.mu.Lock()
@@ -317,11 +322,11 @@ func (g *gate) command(ctx context.Context, c launch.Command, begin func(id uint
 	}
 }
 
-// watchGate ends a sandbox whose gate is closed although the sandbox goes on.
+// watchGate ends a sandbox that goes on after its gate was closed.
 func (i *instance) watchGate(r *Runtime, g *gate) {
 	<-g.done
 	if errors.Is(g.err, io.EOF) || errors.Is(g.err, net.ErrClosed) || errors.Is(g.err, unix.ECONNRESET) {
-		// Usually it is ending, which has a reason of its own.
+		// Usually the sandbox is ending anyway, for a reason of its own.
 		select {
 		case <-i.ended:
 			return
@@ -335,7 +340,7 @@ func (i *instance) watchGate(r *Runtime, g *gate) {
 	}
 }
 
-// gateGrace is how long a sandbox whose gate is closed may take to end.
+// gateGrace is how long a sandbox whose gate is closed may take to end by itself.
 const gateGrace = 5 * time.Second
 
 // gateOf returns the gate of a sandbox.
@@ -349,7 +354,7 @@ func (r *Runtime) gateOf(id string) (*gate, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.gate == nil {
-		return nil, fmt.Errorf("sandbox %s was started by a program without gates (%w)", id, sandbox.ErrNotFound)
+		return nil, fmt.Errorf("gate of sandbox %s: an older version started it without one (%w)", id, sandbox.ErrNotFound)
 	}
 	return i.gate, nil
 }
@@ -379,12 +384,12 @@ func (r *Runtime) AdoptGate(id string, host *os.File, w sandbox.Watcher) error {
 	if err != nil {
 		return err
 	}
-	close(g.greeted) // the previous process has read the hello
+	close(g.greeted) // the previous server has read the hello
 	i.mu.Lock()
 	if i.gate != nil {
 		i.mu.Unlock()
 		g.close()
-		return fmt.Errorf("adopt gate of sandbox %s: it has one", id)
+		return fmt.Errorf("adopt gate of sandbox %s: it is already open", id)
 	}
 	i.gate = g
 	i.mu.Unlock()
@@ -392,7 +397,7 @@ func (r *Runtime) AdoptGate(id string, host *os.File, w sandbox.Watcher) error {
 	defer cancel()
 	go g.read()
 	go i.watchGate(r, g)
-	// The previous process may have read questions that it never answered.
+	// The previous server may have read questions that it never answered.
 	return g.command(ctx, launch.Command{Kind: launch.Again}, func(id uint64) { g.skip = id })
 }
 

@@ -6,12 +6,12 @@ import (
 	"postern/internal/sandbox"
 )
 
-// BenchmarkExec starts 200 programs, one after the other, in one shell. Compare it with
-// that of a version without gates to see what one costs.
+// BenchmarkExec starts 200 programs, one after the other, from one shell. Compare its cases
+// with each other to see what a watcher and its reports cost.
 func BenchmarkExec(b *testing.B) {
 	const script = "i=0; while [ $i -lt 200 ]; do /bin/true; i=$((i+1)); done"
 	dir, image := shellRoot(b)
-	for name, what := range map[string]struct {
+	for name, bc := range map[string]struct {
 		w sandbox.Watcher
 		o sandbox.Observed
 	}{
@@ -19,9 +19,9 @@ func BenchmarkExec(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			r := newRuntime(b, b.TempDir())
-			s, h := start(b, r, func(s *sandbox.Spec) { s.Rootfs, s.Image, s.Watch = dir, image, what.w })
-			if what.o != (sandbox.Observed{}) {
-				if err := r.Observe(b.Context(), s.ID, what.o); err != nil {
+			s, h := start(b, r, func(s *sandbox.Spec) { s.Rootfs, s.Image, s.Watch = dir, image, bc.w })
+			if bc.o != (sandbox.Observed{}) {
+				if err := r.Observe(b.Context(), s.ID, bc.o); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -21,18 +21,18 @@ import (
 	"postern/internal/sandbox/launch"
 )
 
-// A judge of one sandbox refuses programs whose Path, Name or first argument has the base
-// name "id", and holds those called "held" until it is told.
+// A judge refuses programs of one sandbox whose Path, Name or first argument has the base
+// name "id", and holds those with an argument "held" until it is told the verdict.
 type judge struct {
 	t    testing.TB
-	held chan bool // receives what to say of a held program
+	held chan bool // the verdict on each held program
 
 	mu     sync.Mutex
 	execs  []sandbox.Exec
-	exits  map[int32]sandbox.Exit
+	exits  map[int32]sandbox.Exit // by PID
 	opens  []sandbox.Open
-	gaveUp int
-	waits  int
+	gaveUp int // held programs that were withdrawn
+	waits  int // programs that are held now
 	missed uint64
 }
 
@@ -63,7 +63,7 @@ func (j *judge) Exec(ctx context.Context, e sandbox.Exec) bool {
 		j.mu.Lock()
 		j.gaveUp++
 		j.mu.Unlock()
-		return true // nobody may hear it
+		return true // no verdict counts any more, not even this one
 	}
 }
 
@@ -85,7 +85,7 @@ func (j *judge) Missed(n uint64) {
 	j.missed += n
 }
 
-// last returns the last program that the judge was asked for with this argument.
+// last returns the last program with this argument that the judge was asked about.
 func (j *judge) last(arg string) (e sandbox.Exec) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -98,7 +98,7 @@ func (j *judge) last(arg string) (e sandbox.Exec) {
 	return e
 }
 
-// until waits until ok, which is called with the lock, is true.
+// until waits until ok returns true. It calls ok with mu held.
 func (j *judge) until(what string, ok func() bool) {
 	j.t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -114,8 +114,8 @@ func (j *judge) until(what string, ok func() bool) {
 	}
 }
 
-// shellRoot is a root file system with the test's guest and a shell, as a directory and as
-// an image.
+// shellRoot returns a root file system with the test's guest and a shell, as a directory
+// and as an image.
 func shellRoot(t testing.TB) (dir string, image sandbox.Image) {
 	t.Helper()
 	small, err := rootfs()
@@ -163,9 +163,9 @@ func (h *host) sh(t testing.TB, uid int, script string) string {
 	return h.do(t, uid, "exec", "/bin/sh", "-c", script)
 }
 
-// TestGate: the kernel of a sandbox starts no program that the host refuses, whatever way
-// it is started, and says what the host needs to know of it.
-func TestGate(t *testing.T) {
+// TestGateJudgesEachProgram: the kernel of a sandbox starts no program that the host
+// refuses, however it is started, and describes each one as the host needs it.
+func TestGateJudgesEachProgram(t *testing.T) {
 	needRoot(t)
 	dir, image := shellRoot(t)
 	for name, i := range map[string]sandbox.Image{"directory": {}, "image": image} {
@@ -185,10 +185,10 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// checkRefused tries to start a program that the judge refuses.
+// checkRefused tries to start a refused program in many ways.
 func checkRefused(t *testing.T, h *host, j *judge) {
 	for name, script := range map[string]string{
-		// The shell would run its own id if it were called without a slash.
+		// With a slash, since BusyBox's shell has an id of its own.
 		"by its path":       "/bin/id",
 		"by a child":        "(/bin/sh -c 'cd /bin; ./id')",
 		"a script":          "/usr/bin/id",
@@ -210,7 +210,7 @@ func checkRefused(t *testing.T, h *host, j *judge) {
 	}
 }
 
-// checkDescribed looks at what the host is told.
+// checkDescribed checks what the kernel reports about programs and exits.
 func checkDescribed(t *testing.T, h *host, j *judge) {
 	run := func(arg, script string) sandbox.Exec {
 		t.Helper()
@@ -235,13 +235,13 @@ func checkDescribed(t *testing.T, h *host, j *judge) {
 	}
 	check(run("by script", "script 'by script'"), "/usr/bin/script", "/usr/bin/script", true)
 	check(run("relative", "cd /bin; ./echo relative"), "/bin/busybox", "./echo", true)
-	// What the sandbox has written is not the template's, also under the template's names.
+	// A file that the sandbox has written is not Fixed, also if it has a name of the template's.
 	check(run("copied", "mkdir -p /tmp/usr/bin; cp /bin/busybox /tmp/usr/bin/echo; /tmp/usr/bin/echo copied"), "/tmp/usr/bin/echo", "/tmp/usr/bin/echo", false)
 	check(run("own script", "printf '#!/bin/sh\\n' > /tmp/own; chmod +x /tmp/own; /tmp/own 'own script'"), "/tmp/own", "/tmp/own", false)
 	check(run("linked", "ln -s /bin/busybox /tmp/echo; /tmp/echo linked"), "/bin/busybox", "/tmp/echo", true)
 	h.do(t, 0, "exec", "/bin/sh", "-c", "cp /bin/busybox /work/echo; mv /work/echo /bin/renamed; cp /bin/busybox /bin/x; mv /bin/x /bin/echo2; chmod 755 /bin/echo2")
 	check(run("overwritten", "/bin/renamed echo overwritten"), "/bin/renamed", "/bin/renamed", false)
-	// By descriptor: the caller chooses every name, so there is none.
+	// By descriptor the caller chooses every name, so Path is empty.
 	if got := h.do(t, 1000, "execat", "file", "/bin/busybox", "echo", "by descriptor"); got != "by descriptor" {
 		t.Errorf("by descriptor: %q", got)
 	}
@@ -254,14 +254,14 @@ func checkDescribed(t *testing.T, h *host, j *judge) {
 	if e := j.last("from memory"); e.Path != "" || e.Fixed {
 		t.Errorf("from memory: path %q, name %q, fixed %v", e.Path, e.Name, e.Fixed)
 	}
-	// The name of a process's own program is a link to it.
+	// /proc/self/exe is a link to the process's own program.
 	if got := h.do(t, 1000, "exec", "/proc/self/exe", "euid"); got != "1000" {
 		t.Errorf("/proc/self/exe: %q", got)
 	}
 	if e := j.last("euid"); filepath.Base(e.Path) != "postern-guest" || e.Name != "/proc/self/exe" || !e.Fixed {
 		t.Errorf("/proc/self/exe: path %q, name %q, fixed %v", e.Path, e.Name, e.Fixed)
 	}
-	// In a user namespace of its own a process can mount what it likes.
+	// In a user namespace of its own a process can mount anything, so no path identifies a file.
 	if got := h.do(t, 1000, "userns", "/bin/echo", "in a namespace"); got != "in a namespace" {
 		t.Errorf("user namespace: %q", got)
 	}
@@ -288,7 +288,7 @@ func checkDescribed(t *testing.T, h *host, j *judge) {
 
 // checkMany starts many programs at the same time.
 func checkMany(t *testing.T, h *host, j *judge) {
-	const n, most = 300, 100 // as many processes may there be
+	const n, most = 300, 100 // in all; at the same time, because of the limit on processes
 	for range n / most {
 		if got := h.do(t, 1000, "execs", fmt.Sprint(most), "/bin/true", "one of many"); got != fmt.Sprint(most) {
 			t.Errorf("%s of %d programs were started", got, most)
@@ -305,7 +305,7 @@ func checkMany(t *testing.T, h *host, j *judge) {
 	}
 }
 
-// checkHeld has programs wait for their verdict.
+// checkHeld checks programs that wait for their verdict.
 func checkHeld(t *testing.T, h *host, j *judge) {
 	said := make(chan string)
 	hold := func(script string) {
@@ -326,13 +326,13 @@ func checkHeld(t *testing.T, h *host, j *judge) {
 	if got := <-said; !strings.HasSuffix(got, "126") {
 		t.Errorf("refused: got %q", got)
 	}
-	// A killed process does not wait, and the host hears of it.
+	// A killed process stops waiting, and the host is told.
 	hold("/bin/echo held & sleep 0.1; kill -9 $!; wait $!; echo $?")
 	if got := <-said; !strings.HasSuffix(got, "137") {
 		t.Errorf("killed: got %q", got)
 	}
-	j.until("nobody waits", func() bool { return j.waits == 0 && j.gaveUp > 0 })
-	// A signal is handled, and then it asks again.
+	j.until("no program waits", func() bool { return j.waits == 0 && j.gaveUp > 0 })
+	// A process handles a signal, and then asks again.
 	hold("/bin/echo held & p=$!; /bin/sleep 0.1; kill -STOP $p; /bin/sleep 0.1; kill -CONT $p; wait $p; echo $?")
 	given := j.gaveUp
 	j.until("it has asked again", func() bool { return j.gaveUp > given && j.waits > 0 })
@@ -342,7 +342,7 @@ func checkHeld(t *testing.T, h *host, j *judge) {
 	}
 }
 
-// checkOpens has the kernel report what is opened for writing.
+// checkOpens checks the reports of files that are opened for writing.
 func checkOpens(t *testing.T, r *Runtime, id string, h *host, j *judge) {
 	if err := r.Observe(t.Context(), id, sandbox.Observed{Opens: true}); err != nil {
 		t.Fatal(err)
@@ -370,8 +370,8 @@ func checkOpens(t *testing.T, r *Runtime, id string, h *host, j *judge) {
 	}
 }
 
-// checkDigests has the kernel report the digests of programs, also of one that was changed
-// so that its size and time are the same.
+// checkDigests checks the digests of programs, also of one that was changed without a change
+// of its size and time.
 func checkDigests(t *testing.T, r *Runtime, id string, h *host, j *judge, dir string) {
 	if err := r.Observe(t.Context(), id, sandbox.Observed{Digests: true}); err != nil {
 		t.Fatal(err)
@@ -398,9 +398,9 @@ func checkDigests(t *testing.T, r *Runtime, id string, h *host, j *judge, dir st
 	}
 }
 
-// TestGateStandsAfterRestore: programs are judged in each sandbox from a snapshot of memory,
-// and one that waited when it was saved asks again there.
-func TestGateStandsAfterRestore(t *testing.T) {
+// TestGateWorksAfterRestore: programs are judged in each sandbox that is restored from a
+// snapshot of memory, and a program that waited when it was saved asks again.
+func TestGateWorksAfterRestore(t *testing.T) {
 	needRoot(t)
 	dir, image := shellRoot(t)
 	r, j := newRuntime(t, t.TempDir()), newJudge(t)
@@ -414,20 +414,21 @@ func TestGateStandsAfterRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("saved in %v", time.Since(begin))
-	// The original goes on.
+	// The original sandbox goes on.
 	j.until("it has asked again", func() bool { return j.gaveUp > 0 && j.waits > 0 })
 	j.held <- true
 	if got := <-said; got != "" {
 		t.Errorf("in the original: %q", got)
 	}
 	paused := filepath.Join(t.TempDir(), "paused")
-	// Not by the guest itself: Go starts processes with vfork, and would wait for this one.
+	// A shell starts it in the background. The guest must not start it itself: Go uses
+	// vfork, and would wait for it.
 	h.sh(t, 1000, "(sleep 0.2; /bin/echo held) > /tmp/background 2>&1 &")
-	j.until("another one", func() bool { return j.waits > 0 })
+	j.until("a second held program", func() bool { return j.waits > 0 })
 	if err := r.Save(t.Context(), s.ID, paused, sandbox.SaveOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	j.until("the host has heard of it", func() bool { return j.waits == 0 })
+	j.until("the held program is withdrawn", func() bool { return j.waits == 0 })
 	for name, from := range map[string]string{"forked": fork, "resumed": paused} {
 		for _, prepared := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, prepared %v", name, prepared), func(t *testing.T) {
@@ -449,7 +450,7 @@ func TestGateStandsAfterRestore(t *testing.T) {
 					}
 				}()
 				h.ping(t)
-				j.until("the one that waited asks again", func() bool { return j.waits > 0 })
+				j.until("the program that waited asks again", func() bool { return j.waits > 0 })
 				if got := h.do(t, 1000, "exec", "/bin/id"); !strings.Contains(got, "permission denied") {
 					t.Errorf("got %q, want EACCES", got)
 				}
@@ -482,9 +483,8 @@ func TestGateStandsAfterRestore(t *testing.T) {
 	}
 }
 
-// TestSandboxEndsWithoutItsGate: when nobody is left who could judge what a sandbox starts,
-// it ends. As long as somebody holds the host's end it waits, and the next process of this
-// program takes it over.
+// TestSandboxEndsWithoutItsGate: a sandbox ends when the host's end of its gate is closed.
+// While a duplicate of it is kept, programs wait, and the next server adopts the gate.
 func TestSandboxEndsWithoutItsGate(t *testing.T) {
 	needRoot(t)
 	dir, image := shellRoot(t)
@@ -499,14 +499,14 @@ func TestSandboxEndsWithoutItsGate(t *testing.T) {
 	said := make(chan string, 2)
 	go func() { said <- h.sh(t, 1000, "/bin/echo held; true") }()
 	j.until("a held program", func() bool { return j.waits > 0 })
-	// The server is killed: its end is closed, and the keeper's is not.
+	// The server is killed: its descriptor is closed, and the keeper's is not.
 	r.all[s.ID].gate.abandon()
 	go func() { said <- h.sh(t, 1000, "/bin/echo while no server ran") }()
 	next, j2 := newRuntime(t, state), newJudge(t)
 	if err := next.AdoptGate(s.ID, kept, j2); err != nil {
 		t.Fatal(err)
 	}
-	j2.until("it was asked what its predecessor did not answer", func() bool { return j2.waits == 1 })
+	j2.until("the unanswered question is repeated", func() bool { return j2.waits == 1 })
 	if got := <-said; got != "while no server ran" {
 		t.Errorf("got %q", got)
 	}
@@ -521,7 +521,7 @@ func TestSandboxEndsWithoutItsGate(t *testing.T) {
 		}
 	}
 	if seen != 2 {
-		t.Errorf("it was asked %d times, want 2: %v", seen, j2.execs)
+		t.Errorf("the second judge was asked %d times, want 2: %v", seen, j2.execs)
 	}
 	if got := h.sh(t, 1000, "/bin/id"); !strings.Contains(got, "denied") {
 		t.Errorf("got %q, want a refusal", got)
@@ -533,9 +533,9 @@ func TestSandboxEndsWithoutItsGate(t *testing.T) {
 	}
 }
 
-// TestCompromisedKernelEndsWithItsSandbox: a gate that speaks nonsense is closed, and its
-// sandbox with it.
-func TestCompromisedKernelEndsWithItsSandbox(t *testing.T) {
+// TestMalformedMessagesCloseTheGate: the host stops reading a gate after a malformed message
+// of a compromised kernel. [instance.watchGate] then ends the sandbox.
+func TestMalformedMessagesCloseTheGate(t *testing.T) {
 	r := &Runtime{}
 	r.buffers.New = newGateBuffer
 	for name, msg := range map[string][]byte{
@@ -556,15 +556,15 @@ func TestCompromisedKernelEndsWithItsSandbox(t *testing.T) {
 		select {
 		case <-g.done:
 		case <-time.After(time.Minute):
-			t.Errorf("%s: the gate stands", name)
+			t.Errorf("%s: the gate is still open", name)
 		}
 		theirs.Close()
 		g.close()
 	}
 }
 
-// TestQuestionsAreBounded: a sandbox that asks without end is refused what is too much, and
-// goes on when its questions are answered or given up.
+// TestQuestionsAreBounded: questions beyond the limit are refused, and more are accepted
+// once earlier ones are answered or withdrawn.
 func TestQuestionsAreBounded(t *testing.T) {
 	r, j := &Runtime{}, newJudge(t)
 	r.buffers.New = newGateBuffer
@@ -581,7 +581,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	hear := func(want bool, ids func(id uint64) bool) {
+	expectVerdict := func(want bool, ids func(id uint64) bool) {
 		t.Helper()
 		b := make([]byte, 64)
 		got, err := theirs.Read(b)
@@ -590,17 +590,17 @@ func TestQuestionsAreBounded(t *testing.T) {
 		}
 		c, err := launch.ParseCommand(b[:got])
 		if err != nil || c.Kind != launch.Verdict || c.Allow != want || !ids(c.ID) {
-			t.Fatalf("heard %+v, %v", c, err)
+			t.Fatalf("got %+v, %v", c, err)
 		}
 	}
 	kernel(launch.Event{Kind: launch.Hello})
 	for id := range uint64(n + more) {
 		kernel(launch.Event{Kind: launch.Exec, ID: id, Args: []string{"held"}})
 		if id >= n {
-			hear(false, func(got uint64) bool { return got == id })
+			expectVerdict(false, func(got uint64) bool { return got == id })
 		}
 	}
-	kernel(launch.Event{Kind: launch.Exec, ID: 0, Args: []string{"held"}}) // twice: it is asked once
+	kernel(launch.Event{Kind: launch.Exec, ID: 0, Args: []string{"held"}}) // a second time: the judge is asked once
 	j.until("the questions wait", func() bool { return j.waits == n })
 	if j.missed != more {
 		t.Errorf("%d are missed, want %d", j.missed, more)
@@ -611,16 +611,16 @@ func TestQuestionsAreBounded(t *testing.T) {
 		}
 	}
 	for range n / 2 {
-		hear(true, func(got uint64) bool { return got%2 == 0 }) // which nobody waits for
+		expectVerdict(true, func(got uint64) bool { return got%2 == 0 }) // a verdict without effect
 	}
-	j.until("half is given up", func() bool { return j.gaveUp == n/2 && j.waits == n/2 })
+	j.until("half of the questions are withdrawn", func() bool { return j.gaveUp == n/2 && j.waits == n/2 })
 	for range n / 2 {
 		j.held <- false
 	}
 	for range n / 2 {
-		hear(false, func(got uint64) bool { return got%2 == 1 })
+		expectVerdict(false, func(got uint64) bool { return got%2 == 1 })
 	}
-	// Large ones are bounded by their size.
+	// Large questions are bounded by their total size.
 	long := strings.Repeat("x", 90<<10)
 	refused := 0
 	for id := range uint64(200) {
@@ -628,7 +628,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 		kernel(e)
 		if (int(id)+1)*len(e.Append(nil)) > maxAskedBytes {
 			refused++
-			hear(false, func(got uint64) bool { return got == 1000+id })
+			expectVerdict(false, func(got uint64) bool { return got == 1000+id })
 		}
 	}
 	if refused == 0 {
@@ -639,9 +639,9 @@ func TestQuestionsAreBounded(t *testing.T) {
 	j.until("the end of the gate ends all questions", func() bool { return j.waits == 0 })
 }
 
-// TestUnheardAnswersAreBounded: a kernel that takes no answers does not make the server
-// wait with more and more of them.
-func TestUnheardAnswersAreBounded(t *testing.T) {
+// TestUnreadVerdictsAreBounded: a kernel that reads no verdicts cannot make goroutines pile
+// up in the server.
+func TestUnreadVerdictsAreBounded(t *testing.T) {
 	r := &Runtime{}
 	r.buffers.New = newGateBuffer
 	g, theirs, err := r.newGate(nil)
@@ -659,7 +659,7 @@ func TestUnheardAnswersAreBounded(t *testing.T) {
 		switch err := send(launch.Event{Kind: launch.Exec, ID: id, Args: []string{"true"}}); {
 		case err == nil:
 			id, stuck = id+1, 0
-			if id%64 == 0 { // so that all of them are judged
+			if id%64 == 0 { // give the goroutines time to judge them
 				time.Sleep(2 * time.Millisecond)
 			}
 		case errors.Is(err, unix.EAGAIN):

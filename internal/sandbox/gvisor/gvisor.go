@@ -111,13 +111,13 @@ type Runtime struct {
 	starting chan struct{}  // semaphore of starts in progress
 	waiting  chan *launcher // launchers for the next starts
 	joined   joinedImages
-	buffers  sync.Pool // of *[launch.MaxEvent]byte, of the gates
+	buffers  sync.Pool // of *[launch.MaxEvent]byte, shared by the gates
 
 	preparing sync.Mutex // held by Prepare
 
 	mu       sync.Mutex
 	all      map[string]*instance // by sandbox ID; from Start until Stop
-	removed  map[string]removed   // by sandbox ID; the last ones that were removed
+	removed  map[string]removed   // by sandbox ID; the last maxRemoved sandboxes, for Search
 	started  map[[2]uint64]int    // number of starts per snapshot, by its directory's device and inode
 	prepared []*prepared          // that wait for a claim, oldest first
 }
@@ -244,7 +244,7 @@ func (r *Runtime) Start(ctx context.Context, s sandbox.Spec) error {
 
 	made, err := r.start(ctx, i, s, rootfs)
 	if err == nil {
-		err = i.gate.greet(ctx)
+		err = i.gate.awaitHello(ctx)
 	}
 	if err == nil && ctx.Err() != nil { // stopped at the last moment
 		err = context.Cause(ctx)
@@ -365,7 +365,7 @@ func (r *Runtime) startNew(ctx context.Context, i *instance, s sandbox.Spec, roo
 		return "", err
 	}
 	defer release()
-	g, theirs, err := r.newGate(s.Watch) //nolint:contextcheck // it lives as long as the sandbox
+	g, theirs, err := r.newGate(s.Watch) //nolint:contextcheck // the gate lives as long as the sandbox
 	if err != nil {
 		return "", err
 	}

@@ -33,8 +33,9 @@ type instance struct {
 	log     *os.File
 	output  func(id string) io.WriteCloser // second destination of the guest's output; may be nil
 
-	// Set before started is closed, if this process started the sandbox, or once under mu.
-	gate *gate // nil if there is none
+	// gate is nil if the sandbox has none. It is set before started is closed or, if a
+	// previous process started the sandbox, under mu.
+	gate *gate
 
 	mu     sync.Mutex
 	asked  string // reason of an end that was requested

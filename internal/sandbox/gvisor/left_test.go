@@ -148,8 +148,8 @@ func childMain() {
 	os.Exit(0)
 }
 
-// keepGate sends a duplicate of a sandbox's gate to the test, which does not receive it:
-// it lies in its socket, as it would be held by a keeper.
+// keepGate sends a duplicate of a sandbox's gate to the test, which never receives it. The
+// duplicate stays open in the socket's queue, as it would in a keeper.
 func keepGate(r *Runtime, id string) error {
 	g, err := r.Gate(id)
 	if err != nil {

@@ -36,7 +36,7 @@ type prepared struct {
 	name    string
 	like    shape
 	l       *launcher
-	gate    *gate         // judged by nobody: nothing runs yet
+	gate    *gate         // has no watcher: nothing runs yet
 	watched chan struct{} // closed when watch has returned
 	died    bool          // set before watched is closed
 }
@@ -172,7 +172,7 @@ func (r *Runtime) prepare(ctx context.Context, s sandbox.Spec, like shape) (_ *p
 		return nil, err
 	}
 	defer release()
-	g, theirs, err := r.newGate(nil) //nolint:contextcheck // it lives as long as the sandbox
+	g, theirs, err := r.newGate(nil) //nolint:contextcheck // the gate lives as long as the sandbox
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +185,7 @@ func (r *Runtime) prepare(ctx context.Context, s sandbox.Spec, like shape) (_ *p
 	if _, err := p.l.hear(ctx); err != nil {
 		return nil, err
 	}
-	if err := g.greet(ctx); err != nil {
+	if err := g.awaitHello(ctx); err != nil {
 		return nil, err
 	}
 	if !stop() {
@@ -277,7 +277,7 @@ func (r *Runtime) startPrepared(ctx context.Context, i *instance, p *prepared, s
 		return "", fmt.Errorf("%w: %w", errNotTold, err)
 	}
 	i.gate = p.gate
-	i.gate.judgedBy(s.Watch)
+	i.gate.setWatcher(s.Watch)
 	order.Claim, order.Hostname = true, s.Hostname
 	if err := p.l.tell(ctx, order, s.Link, from); err != nil {
 		return "", err

@@ -17,29 +17,30 @@ import (
 
 var _ sandbox.Searcher = (*Runtime)(nil)
 
-// A removed is what a sandbox had that was removed: each start has another name and user
-// ID. It is remembered so that Search knows what to look for.
+// A removed is what Search looks for after a sandbox was removed. Each start of a sandbox
+// may use another name and user ID.
 type removed struct {
 	parts []removedPart // at most maxParts, the newest last
-	at    time.Time
+	at    time.Time     // when the last part was added
 }
 
+// A removedPart is the name and user ID of one start of a sandbox.
 type removedPart struct {
-	name string // of directory, cgroup and container
+	name string // of its directory, cgroup and container
 	uid  uint32 // 0 if it had none
 }
 
 const (
 	maxRemoved = 1024 // remembered sandboxes
-	maxParts   = 32   // starts of one of them
+	maxParts   = 32   // remembered starts of one sandbox
 )
 
-// remember notes what is about to be removed.
+// remember notes the name and user ID of a sandbox before they are freed.
 func (r *Runtime) remember(id, name string) {
 	uid, ok := r.ids.has(name)
 	if !ok && name == id {
 		if _, err := os.Lstat(r.dir(id)); err != nil {
-			return // there is nothing, or nothing any more
+			return // the sandbox does not exist, or was removed before
 		}
 	}
 	r.mu.Lock()
@@ -64,16 +65,16 @@ func (r *Runtime) remember(id, name string) {
 	r.removed[id] = removed{was[max(0, len(was)-maxParts):], time.Now()}
 }
 
-// Search implements [sandbox.Searcher]. It knows what to look for if this process has
-// removed the sandbox.
+// Search implements [sandbox.Searcher]. It knows what to look for only if the sandbox still
+// exists or this process has removed it.
 func (r *Runtime) Search(_ context.Context, id string) []sandbox.Trace {
-	r.remember(id, r.name(id)) // if it is still there
+	r.remember(id, r.name(id)) // in case the sandbox still exists
 	r.mu.Lock()
 	known := slices.Clone(r.removed[id].parts)
 	_, running := r.all[id]
 	r.mu.Unlock()
 	if !idPattern.MatchString(id) || len(known) == 0 {
-		return []sandbox.Trace{{What: "processes", Detail: "this server has not removed the sandbox, so it cannot tell what was its own"}}
+		return []sandbox.Trace{{What: "processes", Detail: "this server did not remove the sandbox, so it does not know what belonged to it"}}
 	}
 	names := []string{id}
 	for _, k := range known {
@@ -106,16 +107,16 @@ func (r *Runtime) Search(_ context.Context, id string) []sandbox.Trace {
 	info, merr := os.ReadFile("/proc/self/mountinfo")
 	mounts := searchMounts(string(info), names)
 	return []sandbox.Trace{
-		trace("processes", fmt.Sprintf("processes of user %v, in cgroups %q, or with these names in their arguments", uids, names), processes, perr),
+		trace("processes", fmt.Sprintf("processes of users %v, in cgroups %q, or with these names in their arguments", uids, names), processes, perr),
 		trace("cgroup", fmt.Sprintf("cgroups %q", names), groups, gerr),
-		trace("user ID", fmt.Sprintf("user IDs of %q", names), given, uerr),
+		trace("user ID", fmt.Sprintf("user IDs assigned to %q", names), given, uerr),
 		trace("files", fmt.Sprintf("%q in the state directory", names), left, derr),
 		trace("mounts", fmt.Sprintf("mounts of %q", names), mounts, merr),
-		trace("runtime", "the runtime's record", record, nil),
+		trace("runtime", "the sandbox in the runtime's table", record, nil),
 	}
 }
 
-// eachTree returns the directories of names below trees.
+// eachTree returns the path of each name in each tree.
 func eachTree(trees, names []string) (out []string) {
 	for _, t := range trees {
 		for _, n := range names {
@@ -125,7 +126,7 @@ func eachTree(trees, names []string) (out []string) {
 	return out
 }
 
-// exists returns those of paths that exist.
+// exists returns the paths that exist.
 func exists(paths []string) (found []string, err error) {
 	for _, p := range paths {
 		if _, serr := os.Lstat(p); serr == nil {
@@ -137,8 +138,8 @@ func exists(paths []string) (found []string, err error) {
 	return found, err
 }
 
-// searchIDs returns the user IDs that nobody else has got since, and those that are still
-// given to the sandbox.
+// searchIDs returns the sandbox's user IDs that no other sandbox has been given since, and,
+// as given, those that are still assigned to it.
 func (r *Runtime) searchIDs(known []removedPart) (uids []uint32, given []string, err error) {
 	for _, k := range known {
 		if k.uid == 0 {
@@ -157,8 +158,8 @@ func (r *Runtime) searchIDs(known []removedPart) (uids []uint32, given []string,
 	return uids, given, err
 }
 
-// searchProcesses returns the processes on this machine that have one of the user IDs, are
-// in a cgroup of one of the names, or have a name in their arguments.
+// searchProcesses returns the IDs of the processes on this machine that run as one of the
+// users, are in a cgroup of one of the names, or have a name in their arguments.
 func (r *Runtime) searchProcesses(names []string, uids []uint32) (found []string, err error) {
 	procs, err := os.ReadDir("/proc")
 	if err != nil {
@@ -170,12 +171,12 @@ func (r *Runtime) searchProcesses(names []string, uids []uint32) (found []string
 			continue
 		}
 		read := func(file string) string {
-			b, _ := os.ReadFile(filepath.Join("/proc", p.Name(), file)) // it may end meanwhile
+			b, _ := os.ReadFile(filepath.Join("/proc", p.Name(), file)) // the process may have ended
 			return string(b)
 		}
 		status := read("status")
 		if strings.Contains(status, "\nState:\tZ") || strings.Contains(status, "\nState:\tX") {
-			continue // it has ended; who inherited it is in no hurry
+			continue // it has ended, and only its new parent has not waited for it yet
 		}
 		cmd, group := read("cmdline"), read("cgroup")
 		ours := slices.ContainsFunc(names, func(n string) bool {
@@ -189,7 +190,8 @@ func (r *Runtime) searchProcesses(names []string, uids []uint32) (found []string
 	return found, nil
 }
 
-// searchMounts returns the mounts in /proc/PID/mountinfo in which one of the names occurs.
+// searchMounts returns the mount points of the lines of a mountinfo file, see proc(5), that
+// contain one of the names.
 func searchMounts(info string, names []string) (found []string) {
 	for l := range strings.Lines(info) {
 		if f := strings.Fields(l); len(f) > 4 && slices.ContainsFunc(names, func(n string) bool { return strings.Contains(l, n) }) {

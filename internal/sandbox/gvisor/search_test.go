@@ -12,13 +12,13 @@ import (
 	"postern/internal/sandbox"
 )
 
-// traces returns what Gone found of a sandbox: the names of what is there.
+// traces returns what Gone found of a sandbox: the details by the trace's name.
 func traces(t *testing.T, f *sandbox.Fleet, s sandbox.Info) map[string]string {
 	t.Helper()
 	there := map[string]string{}
 	for _, tr := range f.Gone(t.Context(), s) {
 		if tr.Detail == "" {
-			t.Errorf("%s: no word on what was looked for", tr.What)
+			t.Errorf("%s: the detail is empty", tr.What)
 		}
 		if !tr.Gone {
 			there[tr.What] = tr.Detail
@@ -27,8 +27,8 @@ func traces(t *testing.T, f *sandbox.Fleet, s sandbox.Info) map[string]string {
 	return there
 }
 
-// TestGoneFindsWhatIsLeft: of a living sandbox all is found, of a dead one nothing, and
-// each thing that somebody leaves behind is found again.
+// TestGoneFindsWhatIsLeft: Gone finds every trace of a running sandbox, none of a removed
+// one, and each trace that a faulty removal would leave behind.
 func TestGoneFindsWhatIsLeft(t *testing.T) {
 	needRoot(t)
 	f, who, r := newFleet(t, map[string]sandbox.Base{"t": {Rootfs: withBusybox(t, distroless(t)), Key: "gone", User: "user"}}, nil)
@@ -39,7 +39,7 @@ func TestGoneFindsWhatIsLeft(t *testing.T) {
 	alive := traces(t, f, s)
 	for _, what := range []string{"processes", "cgroup", "user ID", "files", "runtime", "list of the runtime", "link", "guest", "ports and tokens", "row"} {
 		if alive[what] == "" {
-			t.Errorf("%s of a living sandbox: not found", what)
+			t.Errorf("%s of a running sandbox: not found", what)
 		}
 	}
 	name := r.name(s.ID)
@@ -47,21 +47,21 @@ func TestGoneFindsWhatIsLeft(t *testing.T) {
 	if !ok {
 		t.Fatal("the sandbox has no user ID")
 	}
-	// A pause leaves a file alone, which is found.
+	// A paused sandbox has a snapshot and a row.
 	if err := f.Pause(t.Context(), who, s.ID, false); err != nil {
 		t.Fatal(err)
 	}
 	if there := traces(t, f, s); there["snapshots"] == "" || there["row"] == "" {
-		t.Errorf("of a paused sandbox: %q", there)
+		t.Errorf("found of a paused sandbox: %q", there)
 	}
 	if err := f.Kill(t.Context(), who, s.ID); err != nil {
 		t.Fatal(err)
 	}
 	if there := traces(t, f, s); len(there) > 0 {
-		t.Fatalf("of a dead sandbox: %q", there)
+		t.Fatalf("found of a removed sandbox: %q", there)
 	}
 	if there := traces(t, f, sandbox.Info{ID: "i" + strings.Repeat("x", 20)}); there["processes"] == "" {
-		t.Error("a sandbox that nobody knows is gone")
+		t.Error("an unknown sandbox is reported as gone")
 	}
 
 	faults := map[string]func(t *testing.T) (undo func() error){

@@ -237,7 +237,7 @@ func (s *ids) give(sandbox string) error {
 	return nil
 }
 
-// has returns the ID of a sandbox.
+// has returns the user ID of a sandbox, and whether it has one.
 func (s *ids) has(sandbox string) (uint32, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

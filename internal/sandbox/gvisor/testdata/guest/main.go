@@ -31,8 +31,8 @@ func main() {
 		}
 		return
 	}
-	// As the guest does: it does not pass on what would lift the limit on processes, and
-	// what only its views of files need.
+	// Like the guest: children inherit neither the capabilities that lift the limit on
+	// processes nor those that only views of files need.
 	const capbsetDrop, sysAdmin, sysChroot, sysResource, setPcap = 24, 21, 18, 24, 8
 	for _, c := range []uintptr{sysAdmin, sysChroot, sysResource, setPcap} {
 		if _, _, e := syscall.AllThreadsSyscall(syscall.SYS_PRCTL, capbsetDrop, c, 0); e != 0 {
@@ -103,7 +103,7 @@ func do(cmd string, args []string) error {
 		}
 	case "exec": // a program of the root file system, if it has one
 		return syscall.Exec(args[0], args, []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"})
-	case "execat": // a program by its descriptor: that of a file, or of memory with the file's content
+	case "execat": // a program by descriptor: the file's, or that of a memfd with its content
 		return execAt(args[0], args[1], args[2:])
 	case "userns": // a program in a user namespace of its own
 		c := exec.Command(args[0], args[1:]...)
@@ -111,7 +111,7 @@ func do(cmd string, args []string) error {
 		out, err := c.CombinedOutput()
 		os.Stdout.Write(out)
 		return err
-	case "execs": // as many at the same time; how many succeed?
+	case "execs": // a program, so many times at once; prints how many succeeded
 		return execs(args[0], args[1:])
 	case "env":
 		fmt.Println(strings.Join(os.Environ(), "\n"))
@@ -284,6 +284,7 @@ func execAt(how, path string, args []string) error {
 	return e
 }
 
+// execs starts a program n times at once, and prints how many succeeded.
 func execs(n string, args []string) error {
 	most, _ := strconv.Atoi(n)
 	var good atomic.Int64
