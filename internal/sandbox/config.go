@@ -35,8 +35,8 @@ type Config struct {
 	// Keeper holds the links of running sandboxes while no server runs. Nil means
 	// that running sandboxes are lost when the server crashes.
 	Keeper Keeper
-	// Commands judges and records what is started in sandboxes with an owner. Nil allows
-	// everything and records nothing.
+	// Commands judges and records the programs that are started in sandboxes with an
+	// owner. Nil allows everything and records nothing.
 	Commands Commands
 	// Environment returns the environment that the new sandbox s gets. env is what its
 	// creator asked for, or, if s is a copy of a running sandbox, what the sandbox from

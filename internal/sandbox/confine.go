@@ -19,56 +19,59 @@ import (
 	"postern/internal/auth"
 )
 
-// ErrBound means that a contract binds the sandbox, and does not allow the request.
-// The text names the contract.
+// ErrBound means that a contract binds the sandbox and does not allow the request.
+// Errors that wrap it name the contract.
 var ErrBound = fmt.Errorf("the sandbox is bound by a contract (%w)", auth.ErrForbidden)
 
-// free returns an error that wraps [ErrBound] if a contract binds s.
-func (s *Info) free(what string) error {
+// refuseIfBound returns an error that wraps [ErrBound] if a contract binds s. The error says
+// what was refused.
+func (s *Info) refuseIfBound(what string) error {
 	if s.Contract == "" {
 		return nil
 	}
 	return fmt.Errorf("%s of %s: %w: %s", what, s.ID, ErrBound, s.Contract)
 }
 
-// A Confinement is what the processes of a bound sandbox see of its files. The
-// template's system directories are always there, read-only. All paths are absolute and
-// clean.
+// A Confinement describes the files that the processes of a bound sandbox see. They always
+// see the template's system directories, read-only. All paths are absolute and clean.
 type Confinement struct {
 	Read  []string // files and directories of the template, read-only
-	Write []string // directories, empty at first, of the processes' user
-	Deny  []string // hidden, wherever they are; of a symbolic link, what it leads to
+	Write []string // writable directories, empty at first and owned by the processes' user
+	Deny  []string // hidden paths, also within Read and Write; of a symbolic link, its target
 	Dir   string   // working directory and home; empty means the first of Write, else "/"
 	Trace bool     // record the files that are opened for writing, see [Open]
 }
 
-// Ended is how a command ended. The guest says so: it is evidence of lower rank than
-// what the sandbox's kernel says in an [Exit].
+// Ended is how a command ended, as the guest reports it. As evidence it ranks below the
+// [Exit] that the sandbox's kernel reports.
 type Ended struct {
-	PID    int    // in the sandbox; 0 if it was not started
-	Code   int    // exit code; 128 and the number of the signal if a signal ended it; 126 and 127 as in shells if it was not started
+	PID int // in the sandbox; 0 if it was not started
+	// Code is the exit code: 128 plus the signal's number if a signal ended it, 126 or 127
+	// as in shells if it was not started.
+	Code   int
 	Signal int    // 0 if none
 	Reason string // why it was not started, or failed; printable
 }
 
-// A FileInfo describes a regular file that a bound sandbox wrote. All of it is hostile.
+// A FileInfo describes a regular file that a bound sandbox wrote. Every field is hostile.
 type FileInfo struct {
 	Path     string // absolute and clean; any bytes but NUL, at most 4096
-	Size     int64
+	Size     int64  // bytes
 	Modified time.Time
 }
 
-// The limits of what the guest of a confined sandbox answers.
+// Limits of the answers of a confined sandbox's guest.
 const (
 	maxListing  = 32 << 20 // bytes
 	maxFilePath = 4096     // bytes
 	maxReason   = 1024     // bytes
-	// guestSilence is how long the guest may say nothing while a command runs. It says
-	// that it is alive each ten seconds.
+	// guestSilence is how long the guest may send nothing while a command runs. It sends
+	// at least an empty frame every ten seconds.
 	guestSilence = 3 * time.Minute
 )
 
-// control sends a request of the host to the guest of a confined sandbox.
+// control sends a request of the host to the guest of a confined sandbox. It maps the
+// guest's refusals to [ErrFull] and [ErrInvalid].
 func (f *Fleet) control(ctx context.Context, id, method, path string, query url.Values, body io.Reader) (*http.Response, error) {
 	resp, err := f.stream(ctx, f.guestClient(id), id, method, path, query, body)
 	var said *guestError
@@ -84,7 +87,7 @@ func (f *Fleet) control(ctx context.Context, id, method, path string, query url.
 	return nil, err
 }
 
-// tell is control without interest in the answer.
+// tell sends body as JSON like control, and discards the response's body.
 func (f *Fleet) tell(ctx context.Context, id, method, path string, query url.Values, body any) error {
 	b, err := json.Marshal(body)
 	if err != nil {
@@ -97,9 +100,9 @@ func (f *Fleet) tell(ctx context.Context, id, method, path string, query url.Val
 	return resp.Body.Close()
 }
 
-// Confine ends everything that runs in a sandbox with a contract, and makes its view of
-// files. Whatever is started from then on, by anybody, runs in this view without rights.
-// Call it once, in [Request.Prepare].
+// Confine ends all processes in a sandbox with a contract, and creates its view of files.
+// From then on every process runs in this view without capabilities, whoever starts it.
+// Call Confine once, in [Request.Prepare].
 func (f *Fleet) Confine(ctx context.Context, id string, c Confinement) error {
 	s, err := f.rows.row(ctx, id)
 	if err != nil {
@@ -131,11 +134,11 @@ func (f *Fleet) Confine(ctx context.Context, id string, c Confinement) error {
 	return nil
 }
 
-// stillConfined returns an error unless the guest of a bound sandbox is bound by the same
-// contract and has its view.
+// stillConfined returns an error if a contract binds the sandbox, and its guest reports
+// another contract or no view of files.
 //
-// The attack: have the guest lose its view, by a boot or by a restart of its program, and
-// start a process that sees everything.
+// The attack: make the guest lose its view by a boot or by a restart of its program, and
+// start a process that sees all files.
 func (f *Fleet) stillConfined(ctx context.Context, s Info) error {
 	if s.Contract == "" {
 		return nil
@@ -149,7 +152,7 @@ func (f *Fleet) stillConfined(ctx context.Context, s Info) error {
 		View     bool   `json:"view"`
 	}
 	if json.Unmarshal(b, &st) != nil || st.Contract != s.Contract || !st.View {
-		return errors.New("the sandbox is not confined any more")
+		return errors.New("the sandbox is no longer confined")
 	}
 	return nil
 }
@@ -164,15 +167,16 @@ func (f *Fleet) PutFile(ctx context.Context, id, path string, r io.Reader) error
 	return resp.Body.Close()
 }
 
-// errSilentCommand means that the guest has said nothing for too long.
-var errSilentCommand = fmt.Errorf("the guest has said nothing for %v", guestSilence)
+// errSilentCommand means that the guest has sent nothing for guestSilence.
+var errSilentCommand = fmt.Errorf("the guest has sent nothing for %v", guestSilence)
 
-// RunCommand runs a command in the view of a confined sandbox, as its user; c.User is
-// ignored. Output gets what the command writes, in pieces of at most 64 KiB; stream is 'o'
-// or 'e'. Its error ends the command, and is returned, as is that of ctx.
+// RunCommand runs a command in the view of a confined sandbox, as the view's user; c.User is
+// ignored. Output receives what the command writes, in pieces of at most 64 KiB; stream is
+// 'o' for standard output and 'e' for standard error. If output returns an error or ctx
+// ends, the command is killed and that error is returned.
 //
-// It returns when the command itself has ended. What it left running goes on, but its
-// output is lost from half a second later on.
+// RunCommand returns when the command itself has ended. Processes that it left behind run
+// on, but their output is discarded after a short grace period.
 func (f *Fleet) RunCommand(ctx context.Context, id string, c Command, output func(stream byte, p []byte) error) (_ Ended, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -193,16 +197,16 @@ func (f *Fleet) RunCommand(ctx context.Context, id string, c Command, output fun
 		return Ended{}, fmt.Errorf("run a command in %s: %w", id, err)
 	}
 	defer resp.Body.Close()
-	var mine error
+	var outputErr error
 	last, err := eachFrame(resp.Body, func(kind byte, p []byte) error {
 		silence.Reset(guestSilence)
 		if kind == frameStdout || kind == frameStderr {
-			mine = output(kind, p)
+			outputErr = output(kind, p)
 		}
-		return mine
+		return outputErr
 	})
-	if mine != nil {
-		return Ended{}, mine
+	if outputErr != nil {
+		return Ended{}, outputErr
 	}
 	if err != nil {
 		return Ended{}, fmt.Errorf("run a command in %s: %w", id, err)
@@ -220,10 +224,10 @@ func (f *Fleet) RunCommand(ctx context.Context, id string, c Command, output fun
 	return Ended{int(e.PID), int(e.Code), int(e.Signal), reason[:min(len(reason), maxReason)]}, nil
 }
 
-// ListFiles returns the regular files that match one of patterns and lie in a writable
-// directory of a confined sandbox, in order of their paths. In a pattern "*" stands for
-// text within one name, and a last "**" for everything below. Links are not followed. Its error wraps [ErrFull] if there are
-// more than most.
+// ListFiles returns the regular files in the writable directories of a confined sandbox
+// that match one of patterns, sorted by path. In a pattern "*" matches any text within one
+// name, and "**" as the last component matches everything below. Links are not followed.
+// The error wraps [ErrFull] if more than most files match.
 func (f *Fleet) ListFiles(ctx context.Context, id string, patterns []string, most int) ([]FileInfo, error) {
 	body, err := json.Marshal(map[string]any{"patterns": patterns, "most": most})
 	if err != nil {
@@ -239,7 +243,7 @@ func (f *Fleet) ListFiles(ctx context.Context, id string, patterns []string, mos
 		return nil, fmt.Errorf("list files of %s: %w", id, err)
 	}
 	if len(b) > maxListing {
-		return nil, fmt.Errorf("list files of %s: %w: the names have more than %d bytes", id, ErrFull, maxListing)
+		return nil, fmt.Errorf("list files of %s: %w: the list is larger than %d bytes", id, ErrFull, maxListing)
 	}
 	out, err := parseListing(b, most)
 	if err != nil {
@@ -248,7 +252,7 @@ func (f *Fleet) ListFiles(ctx context.Context, id string, patterns []string, mos
 	return out, nil
 }
 
-// parseListing parses a guest's list of files, which is hostile.
+// parseListing parses a guest's hostile list of files.
 func parseListing(b []byte, most int) ([]FileInfo, error) {
 	var said struct {
 		Files []struct {
@@ -280,9 +284,9 @@ func parseListing(b []byte, most int) ([]FileInfo, error) {
 	return out, nil
 }
 
-// OpenFile reads a regular file in a writable directory of a confined sandbox, without
-// following links. A read beyond most bytes returns an error that wraps [ErrFull]. The
-// content may change meanwhile.
+// OpenFile opens a regular file in a writable directory of a confined sandbox, without
+// following links. A read beyond most bytes returns an error that wraps [ErrFull].
+// Processes of the sandbox may change the content while it is read.
 func (f *Fleet) OpenFile(ctx context.Context, id, path string, most int64) (io.ReadCloser, error) {
 	resp, err := f.control(ctx, id, http.MethodGet, "/run/file", url.Values{"path": {path}, "most": {strconv.FormatInt(most, 10)}}, nil) //nolint:bodyclose // the caller closes it
 	if err != nil {
@@ -291,7 +295,7 @@ func (f *Fleet) OpenFile(ctx context.Context, id, path string, most int64) (io.R
 	return &limitedFile{resp.Body, most}, nil
 }
 
-// A limitedFile is a file of which only so many bytes may be read.
+// A limitedFile returns an error if more than left bytes are read from it.
 type limitedFile struct {
 	io.ReadCloser
 	left int64
@@ -302,7 +306,7 @@ func (l *limitedFile) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	// One byte more shows that there is too much.
+	// One byte beyond the limit shows that the file is too large.
 	n, err := l.ReadCloser.Read(p[:min(int64(len(p)), l.left+1)])
 	if int64(n) > l.left {
 		n = int(l.left)
@@ -312,17 +316,17 @@ func (l *limitedFile) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// KillProcess kills a process of a confined sandbox and its descendants, as far as these
-// have not detached themselves.
+// KillProcess kills a process of a confined sandbox and its descendants, except those that
+// have detached themselves.
 func (f *Fleet) KillProcess(ctx context.Context, id string, pid int) error {
 	if pid <= 1 {
-		return fmt.Errorf("%w: kill process %d of %s: it is none of a command", ErrInvalid, pid, id)
+		return fmt.Errorf("%w: kill process %d of %s: it does not belong to a command", ErrInvalid, pid, id)
 	}
 	return f.killInside(ctx, id, pid)
 }
 
-// KillAll kills all processes in the view of a confined sandbox and returns when none is
-// left, or an error.
+// KillAll kills all processes in the view of a confined sandbox. It returns nil once none is
+// left.
 func (f *Fleet) KillAll(ctx context.Context, id string) error { return f.killInside(ctx, id, 0) }
 
 // killInside kills a process, or all if pid is 0.

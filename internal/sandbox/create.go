@@ -30,13 +30,13 @@ type Request struct {
 	Options  Options
 
 	// Contract is the contract that binds the sandbox, "name@sha256:…". Empty means none.
-	// A bound sandbox is reached by nobody before it is confined, see [Fleet.Confine].
+	// Nobody can reach a bound sandbox before Prepare has confined it, see [Fleet.Confine].
 	Contract  string
 	CPUs      float64 // cores; 0 means the template's
 	MemoryMB  int64   // mebibytes; 0 means the template's
 	Processes int64   // processes and threads; 0 means the server's
-	// Prepare is called when the guest is initialised and before anybody else can reach
-	// the sandbox. Its error ends the creation. Nil means that there is nothing to do.
+	// Prepare is called once the guest is initialised, before anybody else can reach the
+	// sandbox. Its error ends the creation. It may be nil.
 	Prepare func(ctx context.Context, s Info) error
 }
 
@@ -92,8 +92,9 @@ func (f *Fleet) check(r Request) error {
 	return checkMap("envVars", r.EnvVars)
 }
 
-// checkContract checks what a contract may ask of a sandbox: no more than its template
-// has, and nothing that would make it boot again, which loses its view of files.
+// checkContract checks the limits of a request and, if a contract binds the sandbox, refuses
+// options that a bound sandbox cannot have. Among them are those that would make it boot
+// again, because a boot loses the view of files.
 func (f *Fleet) checkContract(r Request, base Base) error {
 	bad := func(format string, a ...any) error {
 		return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, a...))
@@ -113,13 +114,13 @@ func (f *Fleet) checkContract(r Request, base Base) error {
 	case r.Prepare == nil:
 		return bad("contract: nothing would confine the sandbox")
 	case r.Options.FilesOnly:
-		return bad("autoPauseMemory: a sandbox that a contract binds keeps its memory in a pause")
+		return bad("autoPauseMemory: a sandbox that a contract binds must keep its memory in a pause")
 	case len(r.Options.Volumes) > 0:
-		return bad("volumeMounts: a sandbox that a contract binds has no volumes")
+		return bad("volumeMounts: a sandbox that a contract binds cannot have volumes")
 	case r.Snapshot != "":
-		return bad("templateID: a sandbox that a contract binds starts from a template, not from a snapshot")
+		return bad("templateID: a sandbox that a contract binds must start from a template, not from a snapshot")
 	case r.InboxKey != "":
-		return bad("inbox key: a sandbox that a contract binds proposes mail and reads none")
+		return bad("inbox key: a sandbox that a contract binds can propose mail, but cannot read it")
 	}
 	return nil
 }
@@ -214,7 +215,7 @@ func (f *Fleet) Create(ctx context.Context, who auth.Principal, r Request) (Info
 		// Boot. Memory can be restored only with the mounts that it was saved with,
 		// and neither the template's snapshot nor a pooled sandbox has volumes.
 	case c.info.CPUs != base.CPUs || c.info.MemoryMB != base.MemoryMB:
-		// The pool's sandboxes have the template's limits.
+		// Pooled sandboxes have the template's CPUs and memory.
 		c.from = f.templates.source(r.Template, base)
 	default:
 		if c.warm = f.pool.take(base.Key, c.info.Asked); c.warm != nil {
@@ -325,7 +326,7 @@ func (f *Fleet) create(caller context.Context, who auth.Principal, c creation) (
 	return s, nil
 }
 
-// prepare calls what the creator wants done before anybody can reach the sandbox.
+// prepare calls [Request.Prepare], and checks that a bound sandbox is confined afterwards.
 func (f *Fleet) prepare(ctx context.Context, l *liveSandbox, s Info, c creation) error {
 	ctx, done := f.untilDeath(ctx, l)
 	defer done()
@@ -339,7 +340,6 @@ func (f *Fleet) prepare(ctx context.Context, l *liveSandbox, s Info, c creation)
 	}
 	end(err)
 	if err == nil {
-		// Nobody must reach a bound sandbox that is not confined.
 		err = f.stillConfined(ctx, s)
 	}
 	return err

@@ -43,8 +43,8 @@ func (f *Fleet) newTransport() *http.Transport {
 func (f *Fleet) Transport() http.RoundTripper { return f.http }
 
 // Dial connects to a TCP port inside a running sandbox, also one that listens only
-// on the sandbox's loopback. Its error wraps [ErrBound] if a contract binds the sandbox and
-// the port is not the guest's.
+// on the sandbox's loopback. The error wraps [ErrBound] if a contract binds the sandbox and
+// the port is not [GuestPort].
 func (f *Fleet) Dial(ctx context.Context, id string, port uint16) (net.Conn, error) {
 	f.mu.Lock()
 	l := f.live[id]
@@ -206,7 +206,7 @@ func (f *Fleet) Wake(ctx context.Context, id string) error {
 		return err
 	}
 	if !s.Restart {
-		if s.Ends, err = s.within(time.Now().Add(max(s.Options.Timeout, wakeTimeout))); err != nil {
+		if s.Ends, err = s.limitEnd(time.Now().Add(max(s.Options.Timeout, wakeTimeout))); err != nil {
 			return err
 		}
 	}

@@ -7,62 +7,65 @@ import (
 	"postern/internal/auth"
 )
 
-// StarterPath is the program of the guest that each process of a confined sandbox executes
-// first. It executes the command in its own place, and nothing else. It must be allowed at
-// once: while it is held, so is the guest. In a confined sandbox nobody can put another
-// program there.
+// StarterPath is the guest's program that each process of a confined sandbox executes
+// first. It only executes the command in its place. [Commands] must allow it at once,
+// because the guest is blocked until it is started. In a confined sandbox nobody can replace
+// it.
 const StarterPath = "/.postern-start"
 
 // An Exec is a program that is about to be started in a sandbox, as the sandbox's
-// kernel sees it. Code inside can neither forge nor skip it. Names and arguments are
-// hostile.
+// kernel sees it. Code in the sandbox can neither forge nor avoid it. Names, arguments and
+// environment are hostile.
 type Exec struct {
 	PID    int32  // of the process, in the sandbox
 	Parent int32  // PID of its parent; 0 if it has none
-	Path   string // of the file, after symbolic links; empty if it has no name
-	Name   string // as the caller wrote it: may be relative, or a symbolic link
+	Path   string // of the file, with symbolic links resolved; empty if it has no known path
+	Name   string // path as the caller wrote it; may be relative, or a symbolic link
 	Dir    string // working directory
 	Args   []string
 	Env    []string
-	// SHA256 is that of the file, if it is asked for, see [Observed]. Zero if it is not
-	// known. Unless the file is Fixed, it may change once it was read.
+	// SHA256 is the digest of the file if [Observed.Digests] is set. Zero means that it is
+	// not known. A file that is not Fixed may change after it was read.
 	SHA256 [32]byte
-	// Fixed says that the file is one of the template's: nothing in the sandbox has
-	// written it.
+	// Fixed reports that the file is the template's: nothing in the sandbox has written it.
 	Fixed bool
 	UID   uint32
-	// Guest says that the process has run the guest's program until now: the guest starts
-	// it. While it waits, so may the guest: all of it, since it shares its memory.
+	// Guest reports that the process ran the guest's program until now, so the guest is
+	// starting it. The process still shares the guest's memory: while it waits for a
+	// verdict, the whole guest may be blocked.
 	Guest bool
-	// Cut says that arguments or environment were longer than the kernel passes on.
+	// Cut reports that a path, the arguments or the environment were too long, and that
+	// something is missing.
 	Cut  bool
-	Time time.Time // the host's
+	Time time.Time // by the host's clock
 }
 
 // An Exit is the end of a process.
 type Exit struct {
 	PID    int32
-	Code   int // exit code; 128 and the number of the signal if a signal ended it
+	Code   int // exit code; 128 plus the signal's number if a signal ended it
 	Time   time.Time
 	Signal int // 0 if none
 }
 
-// An Open is a file that a process opened for writing, or tried to.
+// An Open is a process's attempt to open a file for writing.
 type Open struct {
 	PID  int32
-	Path string // absolute; hostile
-	Err  int    // number of the error; 0 means success
+	Path string // absolute; hostile; empty if it is not known
+	Err  int    // errno; 0 means success
 	Time time.Time
 }
 
-// Commands judges and records what is started in sandboxes. Its methods are called by
-// the runtime, concurrently, for sandboxes with an owner.
+// Commands judges and records the programs that are started in sandboxes with an owner.
+// Its methods are called concurrently.
 type Commands interface {
 	// Exec decides whether a program may be started. It may block until a person has
 	// decided; ctx ends with the sandbox, or with the process that waits.
 	Exec(ctx context.Context, who auth.Principal, e Exec) (allow bool)
+	// Exited reports the end of a process.
 	Exited(who auth.Principal, e Exit)
+	// Opened reports an open, if [Observed.Opens] is set.
 	Opened(who auth.Principal, o Open)
-	// Missed says that events of the sandbox were lost: its record is incomplete.
+	// Missed reports that n events of the sandbox were lost: its record is incomplete.
 	Missed(who auth.Principal, n uint64)
 }

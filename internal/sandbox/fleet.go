@@ -309,7 +309,7 @@ func (f *Fleet) setTimeout(ctx context.Context, who auth.Principal, s Info, d ti
 	if s.State != Running {
 		return Info{}, fmt.Errorf("set timeout of %s: %w", s.ID, ErrPaused)
 	}
-	ends, err := s.within(time.Now().Add(max(d, 0)))
+	ends, err := s.limitEnd(time.Now().Add(max(d, 0)))
 	if err != nil {
 		return Info{}, err
 	}
@@ -335,7 +335,7 @@ func (f *Fleet) SetEgress(ctx context.Context, who auth.Principal, id string, e 
 		return err
 	}
 	defer f.release(l)
-	if err := s.free("change of the network"); err != nil {
+	if err := s.refuseIfBound("change of the network"); err != nil {
 		return err
 	}
 	old := s.Egress

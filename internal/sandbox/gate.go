@@ -10,53 +10,56 @@ import (
 	"postern/internal/auth"
 )
 
-// A Watcher judges and records what is started in one sandbox. Its methods are called
-// concurrently.
+// A Watcher judges and records the programs that are started in one sandbox. Its methods
+// are called concurrently.
 type Watcher interface {
 	// Exec decides whether a program may be started. It may block; ctx ends with the
-	// sandbox, or when the process does not wait any more.
+	// sandbox, or when the process no longer waits.
 	Exec(ctx context.Context, e Exec) (allow bool)
+	// Exited reports the end of a process.
 	Exited(e Exit)
+	// Opened reports an open, if [Observed.Opens] is set.
 	Opened(o Open)
-	// Missed says that so many events were lost.
+	// Missed reports that n events were lost.
 	Missed(n uint64)
 }
 
 // Observed says what the kernel of a sandbox reports in addition to the programs that
 // are started.
 type Observed struct {
-	Opens   bool // files that are opened for writing, or that a process tried to open so
+	Opens   bool // attempts to open files for writing
 	Digests bool // the SHA-256 of each program's file
 }
 
 // A Gatekeeper is a [Runtime] whose sandboxes ask before they start a program, see
 // [Spec.Watch]. Its methods return an error that wraps [ErrNotFound] if there is no such
-// sandbox, or if it does not ask.
+// sandbox, or if it has no gate.
 type Gatekeeper interface {
-	// Gate returns a duplicate of the host's end of what a sandbox asks on, for a
-	// [Keeper]. The caller closes it and must not read it. While nobody answers, each
-	// start of a program in the sandbox waits. When the last duplicate is closed the
-	// sandbox ends.
+	// Gate returns a duplicate of the host's end of a sandbox's gate: the socket on which
+	// it asks. It is for a [Keeper]: the caller closes it and must not read it. While
+	// nobody answers, each start of a program waits. When the last duplicate is closed,
+	// the sandbox ends.
 	Gate(id string) (*os.File, error)
-	// AdoptGate makes w judge a sandbox that a previous process of this program started.
-	// It works on a duplicate of host, which the caller closes.
+	// AdoptGate makes w judge a sandbox that a previous server process started. It
+	// duplicates host, which the caller closes.
 	AdoptGate(id string, host *os.File, w Watcher) error
-	// Observe makes the sandbox report more from now on. What it reports already stays.
+	// Observe makes the sandbox report what o names from now on, in addition to what it
+	// reports already.
 	Observe(ctx context.Context, id string, o Observed) error
 }
 
-// A watcher passes on to the fleet's judge what happens in a sandbox with an owner.
+// A watcher passes the events of a sandbox with an owner on to [Config.Commands].
 type watcher struct {
 	commands Commands // nil allows everything
-	// who is the sandbox. Nil means that nobody owns it yet: it runs what its template
-	// starts, and code of nobody else.
+	// who is the sandbox. It is nil until the sandbox has an owner: until then only its
+	// template's programs run.
 	who atomic.Pointer[auth.Principal]
 }
 
 var _ Watcher = (*watcher)(nil)
 
-// belong makes the sandbox s the one that is judged.
-func (w *watcher) belong(s Info) {
+// setOwner makes w report on s, unless s has no owner or is a bench.
+func (w *watcher) setOwner(s Info) {
 	if s.Project == "" || s.bench {
 		return
 	}
@@ -64,6 +67,7 @@ func (w *watcher) belong(s Info) {
 	w.who.Store(&who)
 }
 
+// judge returns who judges the sandbox, and the sandbox. It returns false if nobody does.
 func (w *watcher) judge() (Commands, auth.Principal, bool) {
 	who := w.who.Load()
 	if w.commands == nil || who == nil {
@@ -95,8 +99,7 @@ func (w *watcher) Missed(n uint64) {
 	}
 }
 
-// gateName is the name of a sandbox's gate in the keeper, where the sandbox's link has
-// its ID.
+// gateName is the name of a sandbox's gate in the keeper. The name of its link is its ID.
 func gateName(id string) string { return "exec-" + id }
 
 // keepGate gives the host's end of a sandbox's gate to the keeper.
@@ -117,8 +120,8 @@ func (f *Fleet) keepGate(ctx context.Context, id string) error {
 	return nil
 }
 
-// adoptGate makes the fleet judge again what is started in a recovered sandbox. It
-// returns why that is not possible, or the empty string.
+// adoptGate makes the fleet judge the programs of a recovered sandbox again. It returns why
+// that is not possible, or the empty string.
 func (f *Fleet) adoptGate(ctx context.Context, s Info, gate *os.File) (why string) {
 	g, ok := f.runtime.(Gatekeeper)
 	if !ok {
@@ -128,18 +131,18 @@ func (f *Fleet) adoptGate(ctx context.Context, s Info, gate *os.File) (why strin
 		if s.Contract != "" {
 			return "the record of its commands was lost"
 		}
-		f.log.WarnContext(ctx, "an older program started this sandbox: what runs in it is not recorded", "sandbox", s.ID)
+		f.log.WarnContext(ctx, "no gate: an older version started this sandbox, and its programs are not recorded", "sandbox", s.ID)
 		return ""
 	}
 	w := &watcher{commands: f.conf.Commands}
-	w.belong(s)
+	w.setOwner(s)
 	if err := g.AdoptGate(s.ID, gate, w); err != nil {
 		return err.Error()
 	}
 	return ""
 }
 
-// observe makes the kernel of a sandbox report more to [Config.Commands] from now on.
+// observe makes the kernel of a sandbox report what o names to [Config.Commands].
 func (f *Fleet) observe(ctx context.Context, id string, o Observed) error {
 	g, ok := f.runtime.(Gatekeeper)
 	if !ok {

@@ -13,7 +13,7 @@ import (
 	"postern/internal/storetest"
 )
 
-// A judge allows all programs but those that it refuses, and notes who was asked for.
+// A judge refuses the program at one path, and notes each call with its sandbox.
 type judge struct {
 	refuse string
 
@@ -45,8 +45,8 @@ func (j *judge) all() []string {
 	return slices.Clone(j.seen)
 }
 
-// TestCommandsAreJudgedForTheirOwner: each program that is started in a sandbox is judged
-// as its own, also after a resume, in a fork, and under the next server.
+// TestCommandsAreJudgedForTheirOwner: each program is judged for the sandbox that starts it,
+// also after a resume and under the next server.
 func TestCommandsAreJudgedForTheirOwner(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		k, j := &keeper{kept: map[string]bool{}}, &judge{refuse: "/bin/sh"}
@@ -55,7 +55,7 @@ func TestCommandsAreJudgedForTheirOwner(t *testing.T) {
 		check := func(s sandbox.Info, when string) {
 			t.Helper()
 			if f.runtime.Exec(ctx, s.ID, sandbox.Exec{Path: "/bin/sh"}) || !f.runtime.Exec(ctx, s.ID, sandbox.Exec{Path: "/bin/" + when}) {
-				t.Errorf("%s: the verdict is not the judge's", when)
+				t.Errorf("%s: the runtime did not follow the judge's verdict", when)
 			}
 			if !j.has(s, "/bin/"+when) {
 				t.Errorf("%s: seen: %q", when, j.all())
@@ -76,7 +76,7 @@ func TestCommandsAreJudgedForTheirOwner(t *testing.T) {
 		if !j.has(s, "exit") || !j.has(s, "missed") || j.has(s, "open /a") {
 			t.Errorf("seen: %q", j.all())
 		}
-		f.open() // another program on the same database and machine
+		f.open() // the next server on the same database and machine
 		if err := f.fleet.Recover(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -90,9 +90,9 @@ func TestCommandsAreJudgedForTheirOwner(t *testing.T) {
 	})
 }
 
-// TestNobodyIsJudgedBeforeItHasAnOwner: what a template starts in a pooled sandbox is
-// nobody's, and its owner's programs are judged from the first on.
-func TestNobodyIsJudgedBeforeItHasAnOwner(t *testing.T) {
+// TestPooledSandboxIsJudgedOnceItHasAnOwner: the programs that a template starts in a pooled
+// sandbox are not judged, and its owner's programs are judged from the first one.
+func TestPooledSandboxIsJudgedOnceItHasAnOwner(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		j := &judge{refuse: "/bin/sh"}
 		f := setup(t, db, func(c *sandbox.Config) {
@@ -107,7 +107,7 @@ func TestNobodyIsJudgedBeforeItHasAnOwner(t *testing.T) {
 		}
 		pooled := ids[0]
 		if !f.runtime.Exec(ctx, pooled, sandbox.Exec{Path: "/bin/sh"}) || len(j.all()) > 0 {
-			t.Errorf("judged: %q", j.all())
+			t.Errorf("judged without an owner: %q", j.all())
 		}
 		s := f.create(sandbox.Request{Template: "base"})
 		if s.ID != pooled {

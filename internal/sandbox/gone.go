@@ -11,19 +11,20 @@ import (
 	"time"
 )
 
-// A Trace is something that a sandbox leaves on the machine if it was not removed.
+// A Trace is one kind of thing that a sandbox leaves on the machine if it is not removed
+// completely.
 type Trace struct {
 	What   string // such as "processes"
-	Gone   bool   // it was looked for and is not there
+	Gone   bool   // it was looked for and not found
 	Detail string // what was looked for, and what was found
 }
 
-// goneTimeout bounds a call to a sandbox that should not be there.
+// goneTimeout bounds a call to the guest of a sandbox that should not exist.
 const goneTimeout = 2 * time.Second
 
 // Gone looks for everything that the fleet, the runtime and the network hold for a
-// sandbox, and says of each thing whether it is there. s is as [Fleet.Get] or Create
-// returned it while it lived. What could not be looked for is not gone.
+// sandbox, and reports each kind of trace. s is the sandbox as [Fleet.Get] or Create
+// returned it while it existed. A search that fails reports its trace as not gone.
 func (f *Fleet) Gone(ctx context.Context, s Info) []Trace {
 	var out []Trace
 	if r, ok := f.runtime.(Searcher); ok {
@@ -44,7 +45,7 @@ func (f *Fleet) Gone(ctx context.Context, s Info) []Trace {
 		}
 		out = append(out, t)
 	}
-	look("list of the runtime", "the sandbox among those that have left anything", func() (string, error) {
+	look("list of the runtime", "the sandbox in the runtime's list", func() (string, error) {
 		ids, err := f.runtime.List(ctx)
 		if slices.Contains(ids, s.ID) {
 			return s.ID, err
@@ -59,18 +60,20 @@ func (f *Fleet) Gone(ctx context.Context, s Info) []Trace {
 		}
 		return "", ignore(err, ErrNotFound)
 	})
-	look("guest", "an answer of its guest to the host", func() (string, error) {
+	look("guest", "an answer of its guest", func() (string, error) {
 		ctx, cancel := context.WithTimeout(ctx, goneTimeout)
 		defer cancel()
 		_, err := f.askGuest(ctx, s.ID, f.ChannelKey(s.ID), http.MethodGet, "/envs", nil, http.StatusOK)
 		if err == nil {
 			return "an answer", nil
 		}
-		return "", ignore(err, ErrNotFound) // it is not attached; a silent one may be there
+		// ErrNotFound means that it is not attached. Any other error leaves it open
+		// whether a guest is there.
+		return "", ignore(err, ErrNotFound)
 	})
-	look("ports and tokens", "a way in for whoever has its tokens or public URLs", func() (string, error) {
+	look("ports and tokens", "access by its tokens or public URLs", func() (string, error) {
 		if _, ok := f.Traffic(s.ID); ok {
-			return "a way in", nil
+			return "access", nil
 		}
 		c, err := f.Dial(ctx, s.ID, GuestPort)
 		if err == nil {
@@ -79,9 +82,9 @@ func (f *Fleet) Gone(ctx context.Context, s Info) []Trace {
 		}
 		return "", ignore(err, ErrNotFound)
 	})
-	look("keeper", "links and gates that the keeper holds", func() (string, error) { return f.searchKeeper(ctx, s.ID) })
+	look("keeper", "its link and gate in the keeper", func() (string, error) { return f.searchKeeper(ctx, s.ID) })
 	look("snapshots", "files of a pause or a snapshot", func() (string, error) { return f.searchSnapshots(ctx, s) })
-	look("row", "a living sandbox in the database", func() (string, error) {
+	look("row", "a row in the database that has not ended", func() (string, error) {
 		row, err := f.rows.row(ctx, s.ID)
 		if err != nil {
 			return "", ignore(err, ErrNotFound)
@@ -102,7 +105,7 @@ func ignore(err, expected error) error {
 	return err
 }
 
-// searchKeeper returns what the keeper holds of a sandbox.
+// searchKeeper returns the name of something that the keeper holds for a sandbox, or "".
 func (f *Fleet) searchKeeper(ctx context.Context, id string) (found string, err error) {
 	if f.conf.Keeper == nil {
 		return "", nil
@@ -117,7 +120,7 @@ func (f *Fleet) searchKeeper(ctx context.Context, id string) (found string, err 
 	return found, err
 }
 
-// searchSnapshots returns a file of a sandbox in the directory of snapshots.
+// searchSnapshots returns the name of one of a sandbox's snapshots, or "" if there is none.
 func (f *Fleet) searchSnapshots(ctx context.Context, s Info) (string, error) {
 	saved := []string{s.saved}
 	if row, err := f.rows.row(ctx, s.ID); err == nil {

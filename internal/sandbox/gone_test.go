@@ -11,8 +11,8 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestGoneFindsWhatTheFleetLeaves: each thing that somebody leaves behind of a dead sandbox
-// is found, and is not there without it.
+// TestGoneFindsWhatTheFleetLeaves: Gone finds each trace that a faulty removal would leave
+// behind, and finds none without such a fault.
 func TestGoneFindsWhatTheFleetLeaves(t *testing.T) {
 	k := &keeper{kept: map[string]bool{}}
 	f := setup(t, storetest.SQLite(t), func(c *sandbox.Config) { c.Keeper = k })
@@ -25,20 +25,20 @@ func TestGoneFindsWhatTheFleetLeaves(t *testing.T) {
 				out[tr.What] = true
 			}
 		}
-		delete(out, "processes") // the fake has none, and cannot look for them
+		delete(out, "processes") // the fake runtime cannot search for them
 		return out
 	}
 	alive := there()
 	for _, what := range []string{"list of the runtime", "link", "guest", "ports and tokens", "keeper", "row"} {
 		if !alive[what] {
-			t.Errorf("%s of a living sandbox: not found", what)
+			t.Errorf("%s of a running sandbox: not found", what)
 		}
 	}
 	if err := f.fleet.Kill(ctx, f.who, s.ID); err != nil {
 		t.Fatal(err)
 	}
 	if left := there(); len(left) > 0 {
-		t.Fatalf("of a dead sandbox: %v", left)
+		t.Fatalf("found of a removed sandbox: %v", left)
 	}
 	for what, fault := range map[string]struct{ plant, undo func() error }{
 		"link": {func() error {
@@ -67,7 +67,7 @@ func TestGoneFindsWhatTheFleetLeaves(t *testing.T) {
 				t.Fatal(err)
 			}
 			if left := there(); len(left) > 0 {
-				t.Errorf("afterwards: %v", left)
+				t.Errorf("after the fault was undone: found %v", left)
 			}
 		})
 	}

@@ -8,8 +8,8 @@ import (
 	"postern/internal/sandbox"
 )
 
-// FuzzListing: whatever a guest says, a path is absolute and clean, no path comes twice,
-// and there are no more files than asked for.
+// FuzzListing: whatever a guest answers, each parsed path is absolute, clean and unique,
+// and there are at most as many files as allowed.
 func FuzzListing(f *testing.F) {
 	for _, s := range []string{
 		`{"files":[{"path":"L3dvcmsvYQ==","size":3,"modified":"2026-01-02T03:04:05Z"}]}`,

@@ -27,9 +27,9 @@ type liveSandbox struct {
 	since   time.Time               // when it was started
 	bench   context.CancelCauseFunc // ends it if it is a bench; else nil. Written once, with the claim
 	traffic Traffic                 // how its ports may be reached
-	// processes is the contract's limit on processes and threads; 0 means none of its own.
+	// processes is the contract's limit on processes and threads; 0 means none.
 	processes int64
-	watcher   *watcher           // of its commands; nil if a previous process started it
+	watcher   *watcher           // judges its commands; nil if a previous server started it
 	run       context.CancelFunc // stops the watch over the machine's part
 
 	// Written by the watch under Fleet.mu, when the sandbox has ended unasked.

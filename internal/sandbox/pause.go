@@ -39,7 +39,7 @@ func (f *Fleet) Pause(ctx context.Context, who auth.Principal, id string, filesO
 		return fmt.Errorf("pause %s: %w", id, ErrPaused)
 	}
 	if filesOnly {
-		if err := s.free("pause without memory"); err != nil {
+		if err := s.refuseIfBound("pause without memory"); err != nil {
 			return err
 		}
 	}
@@ -164,12 +164,12 @@ func (f *Fleet) Connect(ctx context.Context, who auth.Principal, id string, r Co
 	}
 	defer f.release(l)
 	if r.Reboot {
-		if err := s.free("reboot"); err != nil {
+		if err := s.refuseIfBound("reboot"); err != nil {
 			return Info{}, false, err
 		}
 	}
 	if r.InboxKey != "" {
-		if err := s.free("loan of an inbox"); err != nil {
+		if err := s.refuseIfBound("loan of an inbox"); err != nil {
 			return Info{}, false, err
 		}
 	}
@@ -179,7 +179,7 @@ func (f *Fleet) Connect(ctx context.Context, who auth.Principal, id string, r Co
 	if s.State == Running {
 		s, err = f.setTimeout(ctx, who, s, r.Timeout, true)
 	} else {
-		if s.Ends, err = s.within(time.Now().Add(r.Timeout)); err != nil {
+		if s.Ends, err = s.limitEnd(time.Now().Add(r.Timeout)); err != nil {
 			return Info{}, false, err
 		}
 		s, err = f.resume(ctx, l, who, s, r.Reboot, "asked for")
@@ -213,7 +213,7 @@ func (f *Fleet) resume(ctx context.Context, l *liveSandbox, who auth.Principal, 
 		from, body, err = f.savedSource(s)
 	}
 	if err == nil && (from.files || reboot) {
-		err = s.free("boot") // its view of files would be lost
+		err = s.refuseIfBound("boot") // a boot loses its view of files
 	}
 	if err == nil {
 		err = f.bringUp(ctx, l, s, base, from, body)

@@ -57,9 +57,9 @@ func (f *fixture) state(id string) sandbox.State {
 	return s.State
 }
 
-// TestLifeHasALimit: neither a new timeout nor a pause makes a sandbox live longer than it
-// may.
-func TestLifeHasALimit(t *testing.T) {
+// TestLifetimeIsLimited: neither a new timeout nor a pause extends a sandbox's lifetime
+// beyond Options.Most.
+func TestLifetimeIsLimited(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	ctx := t.Context()
 	s := f.create(sandbox.Request{Options: sandbox.Options{Timeout: time.Minute, Most: 2 * time.Minute}})

@@ -99,7 +99,7 @@ func (f *Fleet) handOver(ctx context.Context, l *liveSandbox, s Info, base Base,
 	defer f.prepared.begin()()
 	f.mu.Lock()
 	l.since, l.traffic = time.Now(), trafficOf(s)
-	l.watcher.belong(s) // before its owner can run anything
+	l.watcher.setOwner(s) // before its owner can run anything
 	f.mu.Unlock()
 	// The network rules come first. No code of the new owner runs before the guest
 	// has been initialised.

@@ -167,7 +167,7 @@ func (f *Fleet) adopt(ctx context.Context, s Info, left bool, link, gate *os.Fil
 	l.up, l.since, l.mounted, l.traffic = true, s.Started, len(s.Options.Volumes) > 0, trafficOf(s)
 	f.mu.Unlock()
 	f.watch(l) //nolint:contextcheck // the watch lives as long as the sandbox
-	// Its guest may be waiting to start a program.
+	// The gate comes first: the guest cannot answer while a program that it starts waits.
 	why = f.adoptGate(ctx, s, gate)
 	if why == "" {
 		why = f.askAdopted(ctx, s)
@@ -184,7 +184,8 @@ func (f *Fleet) adopt(ctx context.Context, s Info, left bool, link, gate *os.Fil
 	return ""
 }
 
-// askAdopted asks the guest of a recovered sandbox whether it works, and returns why not.
+// askAdopted checks that the guest of a recovered sandbox answers and is still confined. It
+// returns why not, or the empty string.
 func (f *Fleet) askAdopted(ctx context.Context, s Info) (why string) {
 	if _, err := f.askGuest(ctx, s.ID, f.ChannelKey(s.ID), http.MethodGet, "/envs", nil, http.StatusOK); err != nil {
 		if ctx.Err() != nil {

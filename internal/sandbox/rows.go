@@ -43,7 +43,7 @@ type Options struct {
 	AutoResume bool          `json:"auto_resume"` // traffic to a port resumes it
 	Traffic    Traffic       `json:"traffic"`
 	Volumes    []VolumeMount `json:"volumes,omitempty"`
-	Most       time.Duration `json:"most,omitempty"`  // it ends no later than so long after its creation, whoever asks and however often it is paused; 0: no such limit
+	Most       time.Duration `json:"most,omitempty"`  // longest lifetime from its creation, pauses included; 0 means no limit
 	Owner      string        `json:"owner,omitempty"` // [OwnerOf] whom it was created for to work in, and ends when idle for Timeout; empty means nobody
 }
 
@@ -54,10 +54,10 @@ type Traffic struct {
 	MaskHost   string   `json:"mask_host,omitempty"`   // Host header that services see, with ${PORT} replaced; empty means the client's
 	HTTPSPorts []uint16 `json:"https_ports,omitempty"` // ports whose services speak TLS
 	MCP        bool     `json:"mcp,omitempty"`         // the port of the MCP gateway takes nothing but the Model Context Protocol
-	Closed     bool     `json:"closed,omitempty"`      // nobody but this server reaches it: it is a run's
+	Closed     bool     `json:"closed,omitempty"`      // only this server may reach it, because it belongs to a run
 
 	Asleep   bool   `json:"-"` // the sandbox is paused; only [Fleet.Traffic] sets it
-	Contract string `json:"-"` // the contract that binds the sandbox: only processes may be reached; only [Fleet.Traffic] sets it
+	Contract string `json:"-"` // the contract that binds the sandbox, so that only its processes may be reached; see trafficOf
 }
 
 // A VolumeMount asks for a volume of the project to be mounted in a sandbox.
@@ -98,10 +98,12 @@ func (s *Info) Principal() auth.Principal {
 	return auth.Principal{Kind: auth.Sandbox, ID: s.ID, Project: s.Project, Inbox: s.Inbox, Template: s.Template, Bench: s.bench}
 }
 
-// within returns an end of the sandbox's lifetime that its limit allows. Its error wraps
-// [ErrBound] if that time is over. The attack: whoever may use a sandbox that a contract
-// binds extends its life, or pauses and resumes it, past the contract's time.
-func (s *Info) within(ends time.Time) (time.Time, error) {
+// limitEnd returns ends, or the latest end that [Options.Most] allows if that is earlier. The
+// error wraps [ErrBound] if that time has passed.
+//
+// The attack: a user of a sandbox that a contract binds extends its lifetime, or pauses and
+// resumes it, past the contract's time.
+func (s *Info) limitEnd(ends time.Time) (time.Time, error) {
 	last := s.Started.Add(s.Options.Most)
 	if s.Options.Most <= 0 || !ends.After(last) {
 		return ends, nil

@@ -112,8 +112,8 @@ type Spec struct {
 	// Link is the sandbox's end of its only network link, from [Network.Attach].
 	// Start takes ownership and closes it, also if it fails.
 	Link *os.File
-	// Watch judges each program before it is started in the sandbox, also by the guest,
-	// and hears of more, if the runtime is a [Gatekeeper]. Nil allows everything.
+	// Watch judges each program before it is started in the sandbox, also those that the
+	// guest starts, if the runtime is a [Gatekeeper]. Nil allows everything.
 	Watch Watcher
 }
 
@@ -228,8 +228,8 @@ type Examiner interface {
 
 // A Searcher is a [Runtime] that can look for what a sandbox left on the machine.
 type Searcher interface {
-	// Search looks at the machine for everything that Stop removes, without relying on
-	// what Stop has said. What cannot be looked for is not gone.
+	// Search looks on the machine for everything that Stop removes, without relying on
+	// the result of Stop. A search that fails reports its trace as not gone.
 	Search(ctx context.Context, id string) []Trace
 }
 

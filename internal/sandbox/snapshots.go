@@ -52,7 +52,7 @@ func (f *Fleet) Snapshot(ctx context.Context, who auth.Principal, id, name strin
 	if s.State != Running {
 		return Snapshot{}, fmt.Errorf("snapshot of %s: %w", id, ErrPaused)
 	}
-	if err := s.free("snapshot"); err != nil {
+	if err := s.refuseIfBound("snapshot"); err != nil {
 		return Snapshot{}, err
 	}
 	n := Snapshot{
@@ -248,7 +248,7 @@ func (f *Fleet) forkable(ctx context.Context, who auth.Principal, id, name strin
 	if s.State != Running {
 		return Info{}, Base{}, body, fmt.Errorf("fork %s: %w", id, ErrPaused)
 	}
-	if err := s.free("fork"); err != nil {
+	if err := s.refuseIfBound("fork"); err != nil {
 		return Info{}, Base{}, body, err
 	}
 	// The limit is checked again for each copy. Here it saves writing the memory to

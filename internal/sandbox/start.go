@@ -121,7 +121,7 @@ func (f *Fleet) bringUpOnce(ctx context.Context, l *liveSandbox, s Info, base Ba
 	f.mu.Lock()
 	l.up, l.since, l.mounted, l.traffic = true, time.Now(), len(s.Options.Volumes) > 0, trafficOf(s)
 	l.watcher = &watcher{commands: f.conf.Commands}
-	l.watcher.belong(s)
+	l.watcher.setOwner(s)
 	spec.Watch = l.watcher
 	f.mu.Unlock()
 	var mounts []Mount

@@ -25,10 +25,10 @@ const (
 // errMalformed means that a guest's answer is not what the guest's program sends.
 var errMalformed = errors.New("the guest's answer is malformed")
 
-// A guestError is the refusal of a guest. Its text is hostile, but printable.
+// A guestError is a guest's refusal of a request. Its message is hostile, but printable.
 type guestError struct {
 	status  int
-	message string // empty if it is not in the guest's form
+	message string // empty if the answer is malformed
 }
 
 // Error implements error.
@@ -39,7 +39,7 @@ func (e *guestError) Error() string {
 	return fmt.Sprintf("the guest answers %d: %s", e.status, e.message)
 }
 
-// guestClient returns a client of a guest for requests that may take long.
+// guestClient returns an HTTP client without a time limit for requests to a guest.
 func (f *Fleet) guestClient(id string) *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DisableCompression: true, DisableKeepAlives: true, // each step is one request
@@ -47,8 +47,8 @@ func (f *Fleet) guestClient(id string) *http.Client {
 	}}
 }
 
-// stream sends a request of the host to a guest and returns its response, whose body is
-// hostile. The caller closes it. The error is a [guestError] if the status is not 2xx.
+// stream sends a request to a guest and returns its response, whose body is hostile. The
+// caller closes the body. The error is a *[guestError] if the status is not 2xx.
 func (f *Fleet) stream(ctx context.Context, client *http.Client, id, method, path string, query url.Values, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://guest"+path+"?"+query.Encode(), body)
 	if err != nil {
@@ -73,7 +73,7 @@ func (f *Fleet) stream(ctx context.Context, client *http.Client, id, method, pat
 	return nil, &guestError{resp.StatusCode, printable(said.Message)}
 }
 
-// printable returns a hostile text without control characters.
+// printable replaces control characters in a hostile text by question marks.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || r == utf8.RuneError {
@@ -83,8 +83,8 @@ func printable(s string) string {
 	}, s)
 }
 
-// eachFrame calls f for each frame of the guest's response to a command until the last
-// one, whose content it returns. f must not keep p.
+// eachFrame calls f for each frame of the guest's response to a command, and returns the
+// content of the last frame. f must not retain p.
 func eachFrame(r io.Reader, f func(kind byte, p []byte) error) (last []byte, err error) {
 	in := bufio.NewReaderSize(r, 32<<10)
 	buf := make([]byte, maxFrame)
