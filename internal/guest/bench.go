@@ -97,20 +97,20 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 		return nil
 	}
 	s.killLeftovers()
-	if end.GetExitCode() < 0 { // the number says nothing
+	if end.GetExitCode() < 0 { // there is no exit code
 		if send(frameStderr, []byte("the command was ended: "+or(end.GetError(), end.GetStatus())+"\n")) != nil {
-			return nil // the host has gone
+			return nil // the host has disconnected
 		}
 	}
 	b, err := json.Marshal(benchEnd{int(end.GetExitCode()), end.GetStatus()})
 	if err != nil {
 		return err
 	}
-	_ = send(frameEnd, b) // the host has gone, then
+	_ = send(frameEnd, b) // an error means that the host has disconnected
 	return nil
 }
 
-// sendFrame returns a function that sends a frame at once.
+// sendFrame returns a function that sends a frame and flushes it.
 func sendFrame(w http.ResponseWriter) func(kind byte, b []byte) error {
 	out := http.NewResponseController(w)
 	return func(kind byte, b []byte) error {
@@ -122,9 +122,9 @@ func sendFrame(w http.ResponseWriter) func(kind byte, b []byte) error {
 	}
 }
 
-// sendOutput sends what a process writes until it has ended, and returns how. Nil means
-// that the host has gone. It calls close some time after the process has exited, if
-// something else has its output open: then the output must end.
+// sendOutput sends what a process writes until its output ends, and returns how the process
+// ended. Nil means that the host has disconnected. If another process still has the output
+// open leftoverGrace after the process exited, it calls close, which must end the output.
 func sendOutput(r *http.Request, sub *subscriber, exited chan struct{}, send func(kind byte, b []byte) error, close func()) *processpb.ProcessEvent_EndEvent {
 	alive := time.NewTicker(10 * time.Second)
 	defer alive.Stop()

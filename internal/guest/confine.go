@@ -22,31 +22,31 @@ import (
 	"postern/internal/guest/processpb"
 )
 
-// The routes below /run are for the host alone. They bind the sandbox to a contract, put
-// inputs in, run commands and read what these have written.
+// The routes below /run are for the host only. They bind the sandbox to a contract, put
+// inputs into it, run commands, and read the files that these have written.
 //
-// A bound guest starts processes in its view and nowhere else, whoever asks, and refuses
-// everything that reads or writes files or reaches ports. It stays bound for the rest of
-// its life: the contract is part of its settings, which a restarted server of this program
-// reads, and which a snapshot has. A restarted server has lost the view and starts nothing.
+// A bound guest starts processes only in its view, whoever asks, and refuses all requests
+// that read or write files or reach ports. It stays bound until the sandbox ends: the
+// contract is part of its settings, which are in every snapshot and which a restarted guest
+// reads. A restarted guest has lost the view and starts nothing.
 
-// bound is whether the guest is bound, and the view then.
+// bound holds the state of a guest that a contract binds.
 type bound struct {
 	mu        sync.RWMutex // held for reading while a process is started
-	view      *view        // nil if there is none
+	view      *view        // nil if the guest is not bound, or has lost its view
 	processes int64        // the contract's limit; 0 means none
 	memory    atomic.Int64 // the contract's limit in bytes; 0 means none
 }
 
-// boundError is why a bound guest refuses a request. The text names the contract.
+// A boundError is the refusal of a request by a bound guest. Its value is the contract.
 type boundError string
 
 func (e boundError) Error() string {
 	return fmt.Sprintf("the sandbox is bound by contract %s; files leave as artifacts of the run", string(e))
 }
 
-// errNoView is the answer of a bound guest that has lost its view.
-var errNoView = errors.New("the sandbox is bound by a contract and has no view of files (any more); end it")
+// errNoView means that a bound guest has lost its view, or has not created it yet.
+var errNoView = errors.New("the sandbox is bound by a contract, but has no view of files; kill it")
 
 // viewLocked returns the view, or nil in a sandbox without a contract. The caller holds
 // s.bound.mu.
@@ -60,7 +60,7 @@ func (s *Server) viewLocked() (*view, error) {
 	return s.bound.view, nil
 }
 
-// confined returns the view. Its error says that there is none.
+// confined returns the view, or an error if there is none.
 func (s *Server) confined() (*view, error) {
 	s.bound.mu.RLock()
 	defer s.bound.mu.RUnlock()
@@ -93,9 +93,10 @@ func (s *Server) unlessBound(h http.Handler) http.Handler {
 	})
 }
 
-// maxRunRequest bounds the bodies of requests below /run, but for files, in bytes.
+// maxRunRequest is the largest body in bytes of a request below /run, except for files.
 const maxRunRequest = 2 << 20
 
+// readRunRequest decodes the JSON body of a request below /run.
 func readRunRequest(w http.ResponseWriter, r *http.Request, v any) error {
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRunRequest))
 	dec.DisallowUnknownFields()
@@ -105,7 +106,7 @@ func readRunRequest(w http.ResponseWriter, r *http.Request, v any) error {
 	return nil
 }
 
-// postConfine binds the guest and makes the view. It ends everything else first.
+// postConfine binds the guest, ends all other processes, and creates the view.
 func (s *Server) postConfine(w http.ResponseWriter, r *http.Request) error {
 	var req viewRequest
 	if err := readRunRequest(w, r, &req); err != nil {
@@ -117,7 +118,7 @@ func (s *Server) postConfine(w http.ResponseWriter, r *http.Request) error {
 	if s.conf.ViewDir == "" {
 		return errors.New("this guest cannot make views")
 	}
-	s.bound.mu.Lock() // no process is being started
+	s.bound.mu.Lock() // no process is started meanwhile
 	defer s.bound.mu.Unlock()
 	if err := s.bind(req.Contract); err != nil {
 		return err
@@ -132,7 +133,7 @@ func (s *Server) postConfine(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if req.Processes > 0 {
-		// It is inherited. This program itself is exempt.
+		// Children inherit the limit. The guest itself is exempt.
 		limitProcesses(s.log, req.Processes)
 		s.bound.processes = req.Processes
 	}
@@ -146,7 +147,7 @@ func (s *Server) postConfine(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// bind makes the guest bound, also for a restarted server.
+// bind stores the contract in the guest's settings, so that a restarted guest is bound too.
 func (s *Server) bind(contract string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,7 +163,8 @@ func (s *Server) bind(contract string) error {
 	return nil
 }
 
-// aloneWithInit has the first process end the services and start none again.
+// aloneWithInit makes the first process forget the services, so that it does not start them
+// again after they are killed.
 func (s *Server) aloneWithInit(ctx context.Context) error {
 	if err := unix.Kill(1, aloneSignal); err != nil {
 		return fmt.Errorf("end services: %w", err)
@@ -177,15 +179,15 @@ func (s *Server) aloneWithInit(ctx context.Context) error {
 	}
 }
 
-// killTimeout bounds how long killAll tries.
+// killTimeout is how long killAll tries.
 const killTimeout = 10 * time.Second
 
-// killAll kills all processes but the first one and this one, and returns when there is
-// none.
+// killAll kills all processes except the first one and the guest. It returns nil when none
+// is left.
 //
-// The attack: processes that start others faster than they are killed. So all are stopped
-// first, in rounds, until no new one appears: a stopped process starts none, and counts
-// towards the limit of processes.
+// The attack: processes start others faster than they are killed. So all are stopped first,
+// in rounds, until no new one appears. A stopped process starts no others, and still counts
+// towards the limit on processes.
 func (s *Server) killAll() error {
 	end := time.Now().Add(killTimeout)
 	for {
@@ -212,8 +214,8 @@ func (s *Server) killAll() error {
 	}
 }
 
-// others returns the processes that are neither the first one nor this one, nor zombies. In
-// a bound sandbox all of them are the run's.
+// others returns the processes except the first one, the guest and zombies. In a bound
+// sandbox all of them belong to the run.
 func (s *Server) others() []procStat {
 	if !s.conf.Alone {
 		return nil
@@ -222,7 +224,7 @@ func (s *Server) others() []procStat {
 	return slices.DeleteFunc(readProcs("/proc"), func(p procStat) bool { return p.pid == 1 || p.pid == self || p.dead })
 }
 
-// getRunState tells whether the guest is bound, and can start something.
+// getRunState returns the guest's [runState].
 func (s *Server) getRunState(w http.ResponseWriter, _ *http.Request) error {
 	s.bound.mu.RLock()
 	defer s.bound.mu.RUnlock()
@@ -231,8 +233,8 @@ func (s *Server) getRunState(w http.ResponseWriter, _ *http.Request) error {
 
 // A runState is the answer to GET /run/state.
 type runState struct {
-	Contract string `json:"contract"` // empty if it is not bound
-	View     bool   `json:"view"`     // processes can be started
+	Contract string `json:"contract"` // empty if the guest is not bound
+	View     bool   `json:"view"`     // the view exists, so processes can be started
 }
 
 // putRunFile puts an input into the view.
@@ -272,7 +274,7 @@ type runEnd struct {
 	PID    int    `json:"pid"`    // 0 if it was not started
 	Code   int    `json:"code"`   // 128 and the signal if a signal ended it
 	Signal int    `json:"signal"` // 0 if none
-	Reason string `json:"reason"` // why it was not started or failed, in words
+	Reason string `json:"reason"` // error message if it was not started or failed
 }
 
 // The exit codes of shells for commands that cannot be started.
@@ -281,8 +283,8 @@ const (
 	codeNotFound = 127
 )
 
-// postRunCommand runs a command in the view and sends its output. If the host goes, the
-// command and its descendants end.
+// postRunCommand runs a command in the view and sends its output. If the host disconnects,
+// the command and its descendants are killed.
 func (s *Server) postRunCommand(w http.ResponseWriter, r *http.Request) error {
 	var c runCommand
 	if err := readRunRequest(w, r, &c); err != nil {
@@ -309,7 +311,7 @@ func (s *Server) postRunCommand(w http.ResponseWriter, r *http.Request) error {
 	exited := make(chan struct{})
 	p, sub, err := s.launch(start{
 		config: &processpb.ProcessConfig{Cmd: c.Args[0], Args: c.Args[1:]}, account: v.account, dir: dir, env: s.environ(v.account, c.Env),
-		exited: func() { close(exited) }, given: r.Context().Done(),
+		exited: func() { close(exited) }, cancelled: r.Context().Done(),
 	})
 	w.Header().Set("Content-Type", "application/octet-stream")
 	send := sendFrame(w)
@@ -322,7 +324,7 @@ func (s *Server) postRunCommand(w http.ResponseWriter, r *http.Request) error {
 		if merr != nil {
 			return merr
 		}
-		_ = send(frameEnd, b) // the host has gone, then
+		_ = send(frameEnd, b) // an error means that the host has disconnected
 		return nil
 	}
 	defer p.unsubscribe(sub)
@@ -331,7 +333,7 @@ func (s *Server) postRunCommand(w http.ResponseWriter, r *http.Request) error {
 		s.killTree(p.pid)
 		return nil
 	}
-	e := runEnd{PID: p.pid, Code: int(end.GetExitCode()), Signal: p.signalled(), Reason: end.GetError()}
+	e := runEnd{PID: p.pid, Code: int(end.GetExitCode()), Signal: p.endSignal(), Reason: end.GetError()}
 	if e.Signal != 0 {
 		e.Code = 128 + e.Signal
 	}
@@ -343,14 +345,14 @@ func (s *Server) postRunCommand(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// postKill kills a process and its descendants, or everything.
+// postKill kills a process and its descendants, or all processes.
 func (s *Server) postKill(w http.ResponseWriter, r *http.Request) error {
 	if _, err := s.confined(); err != nil {
 		return err
 	}
 	pid, err := strconv.Atoi(r.URL.Query().Get("pid"))
 	if err != nil || pid < 0 || pid == 1 || pid == os.Getpid() {
-		return badRequest(errors.New("pid: want that of a process of the run, or 0 for all"))
+		return badRequest(errors.New("pid: want the ID of a process of the run, or 0 for all"))
 	}
 	if pid == 0 {
 		err = s.killAll()
@@ -364,9 +366,8 @@ func (s *Server) postKill(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// killTree kills a process and what it has started, as far as that can be told: its
-// children and theirs, and its session. What has detached itself from all of them ends
-// with the run.
+// killTree kills a process, its descendants and the other processes of its session. A
+// descendant that has detached itself from all of them ends with the run.
 func (s *Server) killTree(pid int) {
 	_ = unix.Kill(pid, unix.SIGSTOP)
 	tree := map[int]bool{pid: true}
@@ -376,7 +377,7 @@ func (s *Server) killTree(pid int) {
 			if tree[p.pid] || !tree[p.parent] && p.session != pid {
 				continue
 			}
-			// Stopped before its own children are looked for.
+			// Stop it first, so that it starts no further children.
 			_ = unix.Kill(p.pid, unix.SIGSTOP)
 			tree[p.pid], found = true, true
 		}
@@ -429,6 +430,6 @@ func (s *Server) getRunFile(w http.ResponseWriter, r *http.Request) error {
 		return &statusError{http.StatusRequestEntityTooLarge, fmt.Errorf("the file has %d bytes, at most %d are allowed", fi.Size(), most)}
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	_ = copyBytes(w, io.LimitReader(f, most+1)) // it may have grown: the host sees one byte too many
+	_ = copyBytes(w, io.LimitReader(f, most+1)) // if the file has grown, the host sees one byte too many
 	return nil
 }

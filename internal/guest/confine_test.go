@@ -15,9 +15,9 @@ import (
 	"postern/internal/guest/processpb"
 )
 
-// TestABoundGuestWithoutAViewStartsNothing: its program was restarted. The attack: end it,
-// and be served by one that knows of no contract.
-func TestABoundGuestWithoutAViewStartsNothing(t *testing.T) {
+// TestBoundGuestWithoutViewStartsNothing: a restarted guest is still bound, and starts nothing
+// without its view. The attack: kill the guest, so that its successor knows no contract.
+func TestBoundGuestWithoutViewStartsNothing(t *testing.T) {
 	g := newRig(t)
 	if err := g.s.bind("job@sha256:1"); err != nil {
 		t.Fatal(err)
@@ -31,11 +31,11 @@ func TestABoundGuestWithoutAViewStartsNothing(t *testing.T) {
 				err = stream.Err()
 			}
 			if connect.CodeOf(err) != connect.CodeFailedPrecondition {
-				t.Errorf("a start: %v", err)
+				t.Errorf("start: %v", err)
 			}
 			_, err = g.file.Stat(t.Context(), connect.NewRequest(&filesystempb.StatRequest{Path: "/etc/passwd"}))
 			if connect.CodeOf(err) != connect.CodePermissionDenied || !strings.Contains(err.Error(), "bound by contract job@sha256:1") {
-				t.Errorf("a look at a file: %v", err)
+				t.Errorf("stat: %v", err)
 			}
 			watch, err := g.file.WatchDir(t.Context(), connect.NewRequest(&filesystempb.WatchDirRequest{Path: "/"}))
 			if err == nil {
@@ -43,7 +43,7 @@ func TestABoundGuestWithoutAViewStartsNothing(t *testing.T) {
 				err = watch.Err()
 			}
 			if connect.CodeOf(err) != connect.CodePermissionDenied {
-				t.Errorf("a watch: %v", err)
+				t.Errorf("watch: %v", err)
 			}
 			for path, want := range map[string]int{"/run/command": http.StatusConflict, "/run/confine": http.StatusBadRequest, "/run/kill?pid=0": http.StatusConflict, "/warm": http.StatusForbidden} {
 				resp, err := g.http.Post(g.url+path, "application/json", strings.NewReader("{}"))
@@ -61,11 +61,11 @@ func TestABoundGuestWithoutAViewStartsNothing(t *testing.T) {
 		})
 	}
 	if err := again.s.bind("other@sha256:2"); err == nil {
-		t.Error("a bound guest was bound again")
+		t.Error("a bound guest was bound a second time")
 	}
 }
 
-// TestViewChecksPaths: what it cannot show or make writable is an error.
+// TestViewChecksPaths: a view refuses paths that it cannot show or make writable.
 func TestViewChecksPaths(t *testing.T) {
 	for name, tt := range map[string]struct {
 		r    viewRequest
@@ -96,9 +96,9 @@ func TestViewChecksPaths(t *testing.T) {
 	}
 }
 
-// TestView: the view's processes have no rights and see what was asked for. The rest is
-// tested in sandboxes.
-func TestView(t *testing.T) {
+// TestViewShowsOnlyItsPaths: the processes of a view have no capabilities and see only the
+// paths of the request. gvisor.TestConfinedProcessesCannotLeaveTheirView tests the rest.
+func TestViewShowsOnlyItsPaths(t *testing.T) {
 	work := t.TempDir()
 	data := t.TempDir()
 	if err := os.WriteFile(filepath.Join(data, "f"), []byte("data\n"), 0o644); err != nil {
@@ -115,7 +115,7 @@ func TestView(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := v.put("/work/in/a", "0"); err == nil {
-		t.Error("an input was put in twice")
+		t.Error("two inputs have the same path")
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -147,7 +147,7 @@ func TestView(t *testing.T) {
 		t.Errorf("what was written: %q, %v", got, err)
 	}
 	if err := v.put("/work/late", "0"); err == nil {
-		t.Error("an input after the start")
+		t.Error("an input was accepted after the first process")
 	}
 	found, err := v.list([]string{"/work/**"}, 10)
 	if err != nil || len(found) != 1 || string(found[0].Path) != "/work/x/y" {
@@ -155,7 +155,7 @@ func TestView(t *testing.T) {
 	}
 }
 
-// TestMatchName: a star stands for any text within one name.
+// TestMatchName: "*" matches any text within one name, and nothing else is special.
 func TestMatchName(t *testing.T) {
 	for _, tt := range []struct {
 		pattern, name string
@@ -179,8 +179,9 @@ func TestMatchName(t *testing.T) {
 	}
 }
 
-// TestViewRefusesLinks: a path that a contract names is what it names.
-func TestViewRefusesLinks(t *testing.T) {
+// TestViewRefusesSymbolicLinks: a contract cannot name a path that a symbolic link leads
+// elsewhere.
+func TestViewRefusesSymbolicLinks(t *testing.T) {
 	data := t.TempDir()
 	if err := os.Symlink(data, filepath.Join(data, "harmless")); err != nil {
 		t.Fatal(err)

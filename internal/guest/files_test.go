@@ -343,9 +343,9 @@ func FuzzStat(f *testing.F) {
 	})
 }
 
-// TestStatOfAProcessWithoutItsFirstThread: a process whose first thread has ended is no
-// zombie while others run: whoever ends all processes would leave it out.
-func TestStatOfAProcessWithoutItsFirstThread(t *testing.T) {
+// TestProcessWithoutItsFirstThreadIsAlive: a process whose first thread has ended is not
+// dead while other threads run. Otherwise killAll would leave it out.
+func TestProcessWithoutItsFirstThreadIsAlive(t *testing.T) {
 	for line, dead := range map[string]bool{
 		"12 (a) Z 1 12 12 0 -1 0 0 0 0 0 5 6 7 8 20 0 1 0":      true,
 		"12 (a) Z 1 12 12 0 -1 0 0 0 0 0 5 6 7 8 20 0 2 0":      false,

@@ -85,11 +85,11 @@ type Config struct {
 	TrustRoot string
 	// Bench says that the sandbox is for the steps of a build.
 	Bench BenchMode
-	// ViewDir is the directory for what backs the view of a bound sandbox, on the disk.
-	// Empty means that the guest cannot be bound.
+	// ViewDir is the directory on the disk for the files behind the view of a bound
+	// sandbox. Empty means that the guest cannot be bound.
 	ViewDir string
-	// Alone says that all processes but the first and this one may be killed when the
-	// sandbox is bound and when the host asks: false in tests.
+	// Alone reports that the guest may kill all processes except the first one and itself,
+	// when the sandbox is bound and when the host asks. It is false in tests.
 	Alone bool
 }
 

@@ -107,7 +107,7 @@ type shellPool struct {
 	log *slog.Logger
 
 	mu    sync.Mutex
-	off   bool         // start all commands without held shells: in a bound guest, and in tests
+	off   bool         // start all commands without held shells; for bound guests and tests
 	held  []*heldShell // oldest first
 	fails int          // starts that failed one after the other
 	kinds []string     // of the last commands, oldest first
@@ -284,7 +284,7 @@ func (h *heldShell) run(text string) error {
 // already or there is no room for it.
 func (s *Server) holdShell(k shellKind) {
 	if s.current().Contract != "" {
-		return // it would be outside of the view
+		return // the shell would be outside of the view
 	}
 	var used int64
 	if s.conf.MemoryMB > 0 {
@@ -463,8 +463,8 @@ func (l *shellPool) clear() (any bool) {
 	return any
 }
 
-// stop kills all held shells, also those that are being started, and lets none be held
-// again.
+// stop kills all held shells, also those that are being started, and holds none from then
+// on.
 func (l *shellPool) stop() {
 	l.mu.Lock()
 	l.off = true

@@ -121,8 +121,8 @@ func (i *Init) Run(ctx context.Context) error {
 			return i.shutdown(children)
 		case <-dead:
 		case <-alone:
-			// Only root can send it: the server, when the sandbox is bound. It kills
-			// the services itself once it sees the mark.
+			// Only root can send the signal. The server sends it when the sandbox is
+			// bound, and kills the services itself once it sees the mark.
 			children = children[:1]
 			if err := markAlone(state); err != nil {
 				return fmt.Errorf("end services: %w", err)

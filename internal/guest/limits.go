@@ -142,8 +142,8 @@ func closeOnExec() error {
 }
 
 // dropCapabilities calls drop for each capability in the bounding set that only the
-// guest may have: those that are exempt from RLIMIT_NPROC, and those for views, see
-// view.go. CAP_SETPCAP is the last, since dropping needs it.
+// guest may have: those that exempt from RLIMIT_NPROC, and those for views, see view.go.
+// CAP_SETPCAP is the last, because dropping needs it.
 func dropCapabilities(drop func(capability uintptr) unix.Errno) error {
 	for _, c := range []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_CHROOT, unix.CAP_SYS_RESOURCE, unix.CAP_SETPCAP} {
 		if in, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0); err == nil && in == 0 {

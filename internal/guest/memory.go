@@ -38,7 +38,7 @@ const (
 type memoryWatch struct {
 	log   *slog.Logger
 	total int64               // bytes of the sandbox; zero means that it is not watched
-	lower *atomic.Int64       // a contract's limit in bytes, if it is lower; nil or zero means none
+	lower *atomic.Int64       // a contract's limit in bytes, used if it is below total; nil or zero means none
 	used  func() int64        // bytes in use
 	proc  string              // /proc
 	spare map[int]struct{}    // processes that must not be killed

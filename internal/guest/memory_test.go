@@ -174,8 +174,9 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestMemoryWatchHeedsAContract: a contract may allow less memory than the template has.
-func TestMemoryWatchHeedsAContract(t *testing.T) {
+// TestMemoryWatchEnforcesContract: the watch enforces a contract's limit that is below the
+// sandbox's memory.
+func TestMemoryWatchEnforcesContract(t *testing.T) {
 	m := newMachine(t, map[int]int64{1: 10, 2: 10, 3: 90})
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

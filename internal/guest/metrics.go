@@ -51,8 +51,8 @@ func parseStat(line string) (procStat, bool) {
 		return procStat{}, false
 	}
 	num := func(i int) int64 { n, _ := strconv.ParseInt(f[i], 10, 64); return n }
-	// The attack: a process whose first thread ends looks like a zombie while its others
-	// run on.
+	// The attack: a process ends its first thread, and looks like a zombie while its other
+	// threads run on.
 	threads := len(f) > 17 && num(17) > 1
 	return procStat{
 		pid: pid, parent: int(num(1)), session: int(num(3)),

@@ -49,7 +49,7 @@ type process struct {
 	exited bool
 	oom    bool // the guest killed one of its processes for memory
 	end    *processpb.ProcessEvent_EndEvent
-	by     int // signal that ended it; 0 if none
+	signum int // signal that ended it; 0 if none
 }
 
 // An output is a stream that a process writes to.
@@ -75,9 +75,9 @@ type start struct {
 	size     *pty.Winsize // size of the terminal; nil means pipes
 	deadline time.Time    // when to kill it; zero means never
 	exited   func()       // called when it has exited; nil for none. No held shell is used then.
-	// given is closed when the client does not want it any more. In a bound guest it ends
-	// the wait for a command that is held. Nil means never.
-	given <-chan struct{}
+	// cancelled is closed when the client no longer wants the process. In a bound guest it
+	// ends the wait for a command that is held. Nil means never.
+	cancelled <-chan struct{}
 }
 
 // launch starts a process with a first subscriber attached, who gets all of its
@@ -93,7 +93,7 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 	}
 	begin, asUser := os.StartProcess, as
 	if v != nil {
-		// Whatever the client asks for: see view.go.
+		// A bound guest ignores the user that the client asks for, see view.go.
 		begin, asUser, st.account = v.start, v.as, v.account
 	}
 	if most := or(s.bound.processes, s.conf.MaxProcesses); most > 0 && int64(s.table.count()) >= most {
@@ -143,7 +143,7 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 		if v == nil || !v.starter {
 			return begin(path, argv, attr)
 		}
-		return startHeld(st.given, begin, unlock, path, argv, *attr)
+		return startHeld(st.cancelled, begin, unlock, path, argv, *attr)
 	}
 	child, err := fork(path, append([]string{st.config.GetCmd()}, st.config.GetArgs()...))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -471,11 +471,11 @@ func (p *process) ended() *processpb.ProcessEvent_EndEvent {
 	return p.end
 }
 
-// signalled returns the signal that ended the process; 0 if none has.
-func (p *process) signalled() int {
+// endSignal returns the signal that ended the process, or 0 if none has.
+func (p *process) endSignal() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.by
+	return p.signum
 }
 
 func endEvent(e *processpb.ProcessEvent_EndEvent) *processpb.ProcessEvent {
@@ -504,7 +504,7 @@ func (p *process) finish(state *os.ProcessState, err error) {
 	}
 	if err == nil {
 		if w, ok := state.Sys().(syscall.WaitStatus); ok && w.Signaled() {
-			p.by = int(w.Signal())
+			p.signum = int(w.Signal())
 		}
 	}
 	p.end = e

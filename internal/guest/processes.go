@@ -152,9 +152,9 @@ func (h *processes) readStart(ctx context.Context, req *connect.Request[processp
 	}
 	st := start{
 		config: m.GetProcess(), tag: m.Tag, account: a, dir: dir,
-		env:   h.s.environ(a, m.GetProcess().GetEnvs()),
-		stdin: m.Stdin == nil || m.GetStdin(),
-		given: ctx.Done(),
+		env:       h.s.environ(a, m.GetProcess().GetEnvs()),
+		stdin:     m.Stdin == nil || m.GetStdin(),
+		cancelled: ctx.Done(),
 	}
 	if m.GetPty() != nil {
 		if st.size, err = winsize(m.GetPty()); err != nil {

@@ -22,20 +22,20 @@ type runFile struct {
 }
 
 const (
-	// maxListed bounds the names that list looks at.
+	// maxListed is how many directory entries list reads at most.
 	maxListed = 200_000
-	// maxDepth and maxRunPath bound a path, in components and in bytes.
+	// maxDepth and maxRunPath are the limits of a path, in components and in bytes.
 	maxDepth, maxRunPath = 64, 4096
-	// everything as the last component of a pattern stands for all that is below.
+	// everything, as the last component of a pattern, matches all files below.
 	everything = "**"
 )
 
-// list returns the regular files in writable directories that match patterns, without
-// inputs. "*" stands for text within one name, a last "**" for everything below. No link is
-// followed.
+// list returns the regular files in writable directories that match one of patterns, except
+// inputs. "*" matches any text within one name, and "**" as the last component matches
+// everything below. Links are not followed.
 //
-// It reads by descriptors that were opened before anything ran, as root: the files of a
-// program may have no permissions at all.
+// It reads through descriptors that were opened before any process of the view ran. It reads
+// as root, because programs may create files without any permission.
 func (v *view) list(patterns []string, most int) ([]runFile, error) {
 	if len(patterns) > maxViewPaths {
 		return nil, badRequest(fmt.Errorf("patterns: there are %d, at most %d are allowed", len(patterns), maxViewPaths))
@@ -68,7 +68,8 @@ func (v *view) list(patterns []string, most int) ([]runFile, error) {
 	return out, nil
 }
 
-// restOf returns the components of a pattern below a directory that its first ones match.
+// restOf returns the components of a pattern that are left below dir. It returns false if the
+// first components of the pattern do not match dir.
 func restOf(pattern, dir string) ([]string, bool) {
 	p, d := strings.Split(pattern[1:], "/"), strings.Split(dir[1:], "/")
 	for i, name := range d {
@@ -82,7 +83,7 @@ func restOf(pattern, dir string) ([]string, bool) {
 	return p[len(d):], true
 }
 
-// matchName reports whether a name matches a pattern in which "*" stands for any text.
+// matchName reports whether a name matches a pattern in which "*" matches any text.
 func matchName(pattern, name string) bool {
 	parts := strings.Split(pattern, "*")
 	if len(parts) == 1 {
@@ -103,15 +104,16 @@ func matchName(pattern, name string) bool {
 	return true
 }
 
-// A runListing is a list in the making.
+// A runListing is the state of one call of list.
 type runListing struct {
 	view  *view
-	most  int
-	seen  int
-	found map[string]runFile
+	most  int                // allowed length of found
+	seen  int                // directory entries read so far
+	found map[string]runFile // by path
 }
 
-// walk adds what matches the components of a pattern below a directory, and closes it.
+// walk adds the files below a directory that match the components of a pattern, and closes
+// the directory.
 func (l *runListing) walk(dir *os.File, path string, pattern []string) error {
 	defer dir.Close()
 	for {
@@ -126,7 +128,7 @@ func (l *runListing) walk(dir *os.File, path string, pattern []string) error {
 			} else if !matchName(pattern[0], name) {
 				continue
 			}
-			if err := l.look(dir, path+"/"+name, name, rest); err != nil {
+			if err := l.add(dir, path+"/"+name, name, rest); err != nil {
 				return err
 			}
 		}
@@ -138,28 +140,28 @@ func (l *runListing) walk(dir *os.File, path string, pattern []string) error {
 	}
 }
 
-// look adds one entry of a directory, or what is below it.
-func (l *runListing) look(dir *os.File, path, name string, rest []string) error {
+// add adds one entry of a directory if it matches, or the matching files below it.
+func (l *runListing) add(dir *os.File, path, name string, rest []string) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return nil //nolint:nilerr // it has gone
+		return nil //nolint:nilerr // it was removed meanwhile
 	}
 	all := len(rest) > 0 && rest[0] == everything
 	switch {
 	case len(rest) > 0 && st.Mode&unix.S_IFMT == unix.S_IFDIR:
 		if strings.Count(path, "/") > maxDepth || len(path) > maxRunPath {
-			return &statusError{http.StatusRequestEntityTooLarge, errors.New("there are directories that lie too deep")}
+			return &statusError{http.StatusRequestEntityTooLarge, fmt.Errorf("a directory has a path of more than %d components or %d bytes", maxDepth, maxRunPath)}
 		}
 		sub, err := openIn(dir, name, true)
 		if err != nil {
-			return nil //nolint:nilerr // it has gone, or has become something else
+			return nil //nolint:nilerr // it was removed or replaced meanwhile
 		}
 		return l.walk(sub, path, rest)
 	case len(rest) > 0 && !all || st.Mode&unix.S_IFMT != unix.S_IFREG || l.view.isInput(path):
 		return nil
 	}
 	if len(path) > maxRunPath {
-		return &statusError{http.StatusRequestEntityTooLarge, errors.New("there are names that are too long")}
+		return &statusError{http.StatusRequestEntityTooLarge, fmt.Errorf("a file has a path of more than %d bytes", maxRunPath)}
 	}
 	l.found[path] = runFile{[]byte(path), st.Size, time.Unix(st.Mtim.Unix()).UTC()}
 	if len(l.found) > l.most {
@@ -168,17 +170,17 @@ func (l *runListing) look(dir *os.File, path, name string, rest []string) error 
 	return nil
 }
 
-// isInput reports whether a file was put in.
+// isInput reports whether the file at a path is an input.
 func (v *view) isInput(path string) bool {
 	v.inputsMu.Lock()
 	defer v.inputsMu.Unlock()
 	return v.inputs[path]
 }
 
-// openIn opens an entry of a directory for reading, without following it if it is a link and
-// without waiting if it is a pipe. It is a directory, or a regular file.
+// openIn opens an entry of dir for reading: a directory or a regular file, as the caller
+// demands. It does not follow a link, and does not block on a named pipe.
 //
-// The attack: a link in place of a directory. O_DIRECTORY is not used, since with it gVisor
+// The attack: a link in place of a directory. O_DIRECTORY is not used, because with it gVisor
 // follows a link in spite of O_NOFOLLOW.
 func openIn(dir *os.File, name string, directory bool) (*os.File, error) {
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
@@ -200,8 +202,8 @@ func openIn(dir *os.File, name string, directory bool) (*os.File, error) {
 	return nil, err
 }
 
-// open opens a regular file in a writable directory. None of the components below that
-// may be a link.
+// open opens a regular file in a writable directory. No component below the directory may be
+// a link.
 func (v *view) open(path string) (*os.File, error) {
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsRune(path, 0) || strings.Count(path, "/") > maxDepth {
 		return nil, badRequest(fmt.Errorf("path: %.1024q is not an absolute, clean path", path))

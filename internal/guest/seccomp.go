@@ -7,22 +7,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaces are the flags of clone and unshare that make namespaces.
+// namespaces are the flags of clone(2) and unshare(2) that create namespaces.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
-// mountCalls are the system calls that change what a path means.
+// mountCalls are the system calls that change which file a path leads to.
 var mountCalls = []uint32{
 	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_SETNS,
 	unix.SYS_OPEN_TREE, unix.SYS_MOVE_MOUNT, unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSPICK, unix.SYS_MOUNT_SETATTR,
 }
 
 // forbidNamespaces keeps the calling thread, and all processes that it starts, from
-// making namespaces and from mounting.
+// creating namespaces and from mounting.
 //
-// The attack: anybody may make a user namespace, be root in it, and mount one program of
-// the template over another: whoever judges programs by their paths would take a shell for
-// ls. In a namespace of his own nothing else could be gained, and nothing that programs of
-// a run need is lost.
+// The attack: any user may create a user namespace, in which it is root, and mount one
+// program of the template over another. Then a judge of paths would mistake a shell for ls.
+// Programs of a run do not need namespaces of their own.
 func forbidNamespaces() error {
 	const (
 		number, arch, first               = 0, 4, 16 // offsets in struct seccomp_data: of the call, of its ABI, and of the low half of its first argument
@@ -36,11 +35,12 @@ func forbidNamespaces() error {
 	p := []unix.SockFilter{
 		{Code: load, K: arch},
 		{Code: equal, K: auditArch, Jt: 1},
-		{Code: end, K: deny}, // another ABI has other numbers
+		{Code: end, K: deny}, // another ABI numbers its calls differently
 		{Code: load, K: number},
 		{Code: greater, K: x32, Jf: 1},
 		{Code: end, K: deny},
-		// Its flags are in memory, which a filter cannot read. Libraries then use clone.
+		// The flags of clone3 are in memory, which a filter cannot read. Libraries fall
+		// back to clone.
 		{Code: equal, K: unix.SYS_CLONE3, Jf: 1},
 		{Code: end, K: none},
 	}

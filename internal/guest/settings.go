@@ -24,7 +24,7 @@ type settings struct {
 	SandboxID      string            `json:"sandboxID,omitempty"`
 	Authority      string            `json:"authority,omitempty"`   // certificate in PEM
 	PublicTrust    bool              `json:"publicTrust,omitempty"` // the system's bundle has other certificates too
-	Contract       string            `json:"contract,omitempty"`    // that binds the sandbox, see confine.go
+	Contract       string            `json:"contract,omitempty"`    // contract that binds the sandbox, see confine.go; empty means none
 	At             time.Time         `json:"at"`                    // host's time of the request that set them
 }
 
@@ -228,7 +228,7 @@ func (s *Server) environ(a account, envs map[string]string) []string {
 		maps.Copy(env, trustVariables(now.PublicTrust))
 	}
 	if v := s.boundView(); v != nil && !slices.Contains(v.writes, "/tmp") && slices.ContainsFunc(v.writes, func(w string) bool { return below(v.dir, w) }) {
-		env["TMPDIR"] = v.dir // there is no other place for temporary files
+		env["TMPDIR"] = v.dir // /tmp is not writable
 	}
 	maps.Copy(env, now.Envs)
 	maps.Copy(env, envs)

@@ -2,8 +2,8 @@ package guest
 
 import "encoding/binary"
 
-// starterCode executes the program of its first argument, with the rest as its arguments
-// and with its own environment.
+// starterCode executes the program that its first argument names, with the remaining
+// arguments and its own environment.
 var starterCode = [...]byte{
 	0xb8, 72, 0, 0, 0, 0xbf, starterStatus, 0, 0, 0, // mov $SYS_fcntl, %eax; mov $starterStatus, %edi
 	0xbe, 2, 0, 0, 0, 0xba, 1, 0, 0, 0, 0x0f, 0x05, // mov $F_SETFD, %esi; mov $FD_CLOEXEC, %edx; syscall
@@ -18,7 +18,7 @@ var starterCode = [...]byte{
 	0xb8, 60, 0, 0, 0, 0xbf, 126, 0, 0, 0, 0x0f, 0x05, // mov $SYS_exit, %eax; mov $126, %edi; syscall
 }
 
-// starterImage is the starter as an ELF file.
+// starterImage returns the starter as an ELF file.
 func starterImage() []byte {
 	const base, code = 0x400000, 0x78
 	b := make([]byte, code+len(starterCode))

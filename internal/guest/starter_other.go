@@ -2,6 +2,6 @@
 
 package guest
 
-// starterImage is empty: there is no starter for this machine, and commands that wait for
-// a person make the guest wait.
+// starterImage returns nil: there is no starter for this architecture, so a command that
+// waits for a person blocks the guest.
 func starterImage() []byte { return nil }

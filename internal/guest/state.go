@@ -111,11 +111,11 @@ func (s *stateFile) save(v any) error {
 	return nil
 }
 
-// aloneSignal has the first process forget the services, see [Server.aloneWithInit].
+// aloneSignal makes the first process forget the services, see [Server.aloneWithInit].
 const aloneSignal = unix.SIGUSR1
 
-// markAlone tells the server, behind the slots, that the first process has forgotten the
-// services.
+// markAlone records in the state file, behind the slots, that the first process has forgotten
+// the services.
 func markAlone(f *os.File) error {
 	_, err := f.WriteAt([]byte{1}, 2*slotSize)
 	return err

@@ -163,9 +163,8 @@ func (s *Server) caller(h http.Header) (account, error) {
 	return a, nil
 }
 
-// account returns the user of that name, or the default user if it is empty.
-//
-// In a bound guest all are the view's user.
+// account returns the user of that name, or the default user if it is empty. A bound guest
+// always returns the view's user.
 func (s *Server) account(name string) (account, error) {
 	if v := s.boundView(); v != nil {
 		return v.account, nil

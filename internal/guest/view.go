@@ -16,45 +16,45 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A view is what the processes of a bound sandbox see of its files: a mount namespace
-// with a root of its own. It holds the template's system directories and what the
-// contract lets them read, all read-only, and writable directories, which are empty at
-// first. Nothing else is there: neither homes nor the guest's own files.
+// A view is the mount namespace, with its own root, of the processes of a bound sandbox. It
+// contains the template's system directories and the paths that the contract allows to read,
+// all read-only, and writable directories, which are empty at first. It contains nothing
+// else: neither home directories nor the guest's files.
 //
-// There is no helper program. One thread of the guest has the namespace and the root,
-// and every process of the view is forked by it, which inherits both. The thread has lost
-// all that a process could inherit and should not: its bounding set is empty, and
-// no_new_privs is set, so a set-user-ID program changes nothing. The processes' user owns
-// nothing in the template, so that the kernel answers EACCES where they may not write, as
-// programs expect. The thread keeps root's effective capabilities, to mount inputs.
+// There is no helper program. One thread of the guest is in the namespace, and forks every
+// process of the view, which inherits the namespace and the root. The thread has an empty
+// bounding set and no_new_privs, so its children gain nothing from a set-user-ID program.
+// Their user owns nothing in the template, so that the kernel answers EACCES where they may
+// not write, as programs expect. The thread keeps root's effective capabilities to mount
+// inputs.
 //
 // In gVisor a thread of the guest survives a snapshot with its namespace.
 type view struct {
 	account account
-	dir     string     // working directory
-	writes  []string   // paths of the writable directories
-	opened  []*os.File // the same, opened before anything ran, with O_PATH
-	work    string     // directory of the guest, outside of the view, for what backs it
-	jobs    chan func()
+	dir     string      // working directory
+	writes  []string    // paths of the writable directories
+	opened  []*os.File  // the same directories, opened with O_PATH before any process ran
+	work    string      // the guest's directory, outside of the view, for the files behind it
+	jobs    chan func() // functions to call on the view's thread
 
 	starter bool // processes execute the starter first
-	started bool // a process has been started; used by jobs alone
+	started bool // a process has been started; used only on the view's thread
 
 	inputsMu sync.Mutex
-	inputs   map[string]bool // paths of files that [view.put] has put in; guarded by inputsMu
+	inputs   map[string]bool // paths of the inputs, see [view.put]; guarded by inputsMu
 }
 
-// viewID is the user and the group of a view's processes: a number above those of
-// adduser and of systemd's, so that it owns nothing in a template.
+// viewID is the user and group ID of a view's processes. It is above the ranges that adduser
+// and systemd use, so that it owns nothing in a template.
 const viewID = 65321
 
-// viewUser is its name in the view's /etc/passwd.
+// viewUser is the name of that user in the view's /etc/passwd.
 const viewUser = "run"
 
 // systemDirs are the directories of the template that every view has.
 var systemDirs = []string{"/bin", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/sbin", "/usr"}
 
-// ownDirs are the directories that the guest makes itself in a view.
+// ownDirs are the directories that the guest creates itself in a view.
 var ownDirs = []string{"/dev", "/proc", "/sys"}
 
 // devices are the files of a view's /dev.
@@ -72,29 +72,29 @@ func below(path, dir string) bool {
 	return path == dir || dir == "/" || strings.HasPrefix(path, dir+"/")
 }
 
-// A viewRequest says what a view shows. All paths are absolute and clean.
+// A viewRequest is the body of POST /run/confine. All paths are absolute and clean.
 type viewRequest struct {
 	Contract  string   `json:"contract"` // "name@sha256:…"
 	Read      []string `json:"read"`
 	Write     []string `json:"write"`
 	Deny      []string `json:"deny"`
 	Dir       string   `json:"dir"`
-	Processes int64    `json:"processes"` // 0 means no other limit than before
-	MemoryMB  int64    `json:"memoryMB"`  // mebibytes; 0 means no other limit than before
+	Processes int64    `json:"processes"` // 0 keeps the present limit
+	MemoryMB  int64    `json:"memoryMB"`  // mebibytes; 0 keeps the present limit
 }
 
-// maxViewPaths bounds the paths of one kind in a request.
+// maxViewPaths is how many paths each field of a request may have.
 const maxViewPaths = 256
 
-// own reports whether a path is one that the guest itself uses in a view.
+// own reports whether the guest itself uses a path in a view.
 //
-// The attack: an input, or a file of the template, in place of the starter, which is started
-// whatever the contract says, and is on no record.
+// The attack: an input, or a file of the template, replaces the starter, which the host
+// allows whatever the contract says, and does not record.
 func own(path string) bool {
 	return slices.ContainsFunc([]string{starterPath, inputsDir, "/.old", "/.cover"}, func(p string) bool { return below(path, p) })
 }
 
-// check returns an error if a view cannot be made so.
+// check returns an error if the request is invalid.
 func (r *viewRequest) check() error {
 	if r.Contract == "" || len(r.Contract) > 256 {
 		return errors.New("contract: want its name and digest")
@@ -126,7 +126,7 @@ func (r *viewRequest) check() error {
 				return fmt.Errorf("%s: %q is the guest's own", field, p)
 			}
 			if below(p, "/run/postern") || below("/run/postern", p) {
-				return fmt.Errorf("%s: %q has the guest's own files", field, p)
+				return fmt.Errorf("%s: %q contains the guest's own files", field, p)
 			}
 		}
 	}
@@ -138,7 +138,8 @@ func (r *viewRequest) check() error {
 	return nil
 }
 
-// newView makes a view. Everything that runs in the sandbox but the guest has ended.
+// newView creates a view. The caller has ended all other processes of the sandbox. work is
+// the guest's directory for the files behind the view.
 func newView(r viewRequest, work string) (*view, error) {
 	v := &view{work: work, writes: slices.Clone(r.Write), dir: r.Dir, jobs: make(chan func()), inputs: map[string]bool{}}
 	slices.Sort(v.writes)
@@ -146,8 +147,8 @@ func newView(r viewRequest, work string) (*view, error) {
 	v.account = account{name: viewUser, uid: viewID, gid: viewID, home: r.Dir}
 	made := make(chan error)
 	go func() {
-		// The thread is never unlocked: it must serve nothing else, and ends with
-		// this goroutine.
+		// The thread is never unlocked: no other goroutine may run on it, and it ends
+		// with this one.
 		runtime.LockOSThread()
 		err := v.enter(r)
 		made <- err
@@ -198,8 +199,8 @@ func (v *view) start(path string, args []string, attr *os.ProcAttr) (p *os.Proce
 	return p, err
 }
 
-// begin does what is left to do before the first process: what inputs come from leaves the
-// view, and nothing can be mounted from then on.
+// begin prepares the view for its first process. It removes the source of inputs from the
+// view, and forbids mounting. Later calls do nothing.
 func (v *view) begin() error {
 	if v.started {
 		return nil
@@ -214,19 +215,20 @@ func (v *view) begin() error {
 	return nil
 }
 
-// inputsDir is where a view has what inputs come from until the first process.
+// inputsDir is where the guest's directory of inputs is mounted in a view until the first
+// process.
 const inputsDir = "/.inputs"
 
-// A binding is a file or directory that appears in a view.
+// A binding is a bind mount in a view.
 type binding struct {
 	target string
-	source *os.File // opened with O_PATH; nil means that the target is there, as it should be
+	source *os.File // opened with O_PATH
 	dir    bool
 	flags  uintptr
 	exact  bool // no component of the target may be a symbolic link
 }
 
-// enter makes the view on the calling thread and moves the thread into it.
+// enter creates the view and moves the calling thread into it.
 func (v *view) enter(r viewRequest) (err error) {
 	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unshare: %w", err)
@@ -238,20 +240,18 @@ func (v *view) enter(r viewRequest) (err error) {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return err
 	}
-	// It holds mount points alone.
+	// The root holds only mount points.
 	if err := unix.Mount("tmpfs", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755,size=4m"); err != nil {
 		return fmt.Errorf("mount root: %w", err)
 	}
-	// Sources are opened before the root changes, where their symbolic links mean what
-	// they mean in the template, and targets are found afterwards, where a symbolic link
-	// means what it will mean for the processes. The attack: a link in the template that
-	// leads a denied path past its cover, or a mount out of the view.
+	// Sources are opened before the root changes, so that symbolic links resolve as in the
+	// template. Targets are resolved afterwards, as they will be for the processes. The
+	// attack: a link in the template leads a denied path past its cover, or a mount out of
+	// the view.
 	var bs []binding
 	defer func() {
 		for _, b := range bs {
-			if b.source != nil {
-				b.source.Close()
-			}
+			b.source.Close()
 		}
 	}()
 	add := func(target, source string, flags uintptr) error {
@@ -332,7 +332,7 @@ func (v *view) enter(r viewRequest) (err error) {
 		}
 		v.starter = true
 	}
-	// Outer ones first.
+	// Outer directories first.
 	slices.SortStableFunc(bs, func(a, b binding) int { return strings.Count(a.target, "/") - strings.Count(b.target, "/") })
 	for _, b := range bs {
 		if err := v.show(b); err != nil {
@@ -342,7 +342,7 @@ func (v *view) enter(r viewRequest) (err error) {
 	if err := v.cover(append(slices.Clone(r.Deny), guestProgram)); err != nil {
 		return err
 	}
-	for _, b := range bs { // last, since the mounts within them needed their mount points
+	for _, b := range bs { // last, because the mounts within them needed mount points
 		if err := unix.Mount("", b.target, "", unix.MS_REMOUNT|unix.MS_BIND|b.flags, ""); err != nil {
 			return fmt.Errorf("protect %q: %w", b.target, err)
 		}
@@ -363,10 +363,10 @@ func (v *view) enter(r viewRequest) (err error) {
 	return v.loseRights()
 }
 
-// guestProgram is this program in a sandbox.
+// guestProgram is the path of the guest's program in a sandbox.
 const guestProgram = "/usr/local/sbin/postern-guest"
 
-// openPath opens a file or directory without a right to anything but its place.
+// openPath opens a file or directory with O_PATH.
 func openPath(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -377,24 +377,24 @@ func openPath(path string) (*os.File, error) {
 
 // direct returns an error if a component of a path is a symbolic link.
 //
-// The attack: a contract names a harmless path, which a link of the template leads to
-// another one. Contracts are compared by the paths that they name.
+// The attack: a contract names a harmless path, but a link in the template leads it to
+// another one. Reviewers and boundaries see only the path that the contract names.
 func direct(path string) error {
 	real, err := filepath.EvalSymlinks(path)
 	if err == nil && real != path {
-		err = badRequest(fmt.Errorf("%.1024q leads through a symbolic link to %.1024q; name that", path, real))
+		err = badRequest(fmt.Errorf("%.1024q leads through a symbolic link to %.1024q: name that path instead", path, real))
 	}
 	return err
 }
 
-// pivot makes a directory the root, with the old one at /.old, and its /proc.
+// pivot makes a directory the root. The old root is at /.old, and the old /proc at /proc.
 func (v *view) pivot(root string) error {
 	for _, d := range []string{".old", "proc"} {
 		if err := os.Mkdir(filepath.Join(root, d), 0o755); err != nil {
 			return err
 		}
 	}
-	// With what is mounted below it, if anything: that hides something.
+	// MS_REC, because what is mounted below /proc hides parts of it.
 	if err := unix.Mount("/proc", filepath.Join(root, "proc"), "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("mount proc: %w", err)
 	}
@@ -410,12 +410,12 @@ func (v *view) pivot(root string) error {
 	return nil
 }
 
-// makeDev makes /dev but for the devices.
+// makeDev creates /dev without the devices.
 func (v *view) makeDev() error {
 	if err := os.Mkdir("/dev", 0o755); err != nil {
 		return err
 	}
-	// No MS_NODEV: the devices in it are bound.
+	// Without MS_NODEV, since the devices are bind-mounted in it.
 	if err := unix.Mount("tmpfs", "/dev", "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755,size=64k"); err != nil {
 		return fmt.Errorf("mount /dev: %w", err)
 	}
@@ -427,7 +427,7 @@ func (v *view) makeDev() error {
 	return nil
 }
 
-// show binds the source to the target, still writable.
+// show binds the source to the target. The mount is still writable: enter protects it later.
 func (v *view) show(b binding) error {
 	if err := v.makeFixed(b.target, b.dir); err != nil {
 		return err
@@ -440,7 +440,7 @@ func (v *view) show(b binding) error {
 	return unix.Mount("/proc/self/fd/"+strconv.Itoa(int(b.source.Fd())), b.target, "", unix.MS_BIND, "")
 }
 
-// mountPoint makes a directory or an empty file to mount something on, unless it exists.
+// mountPoint creates a directory or an empty file as a mount point, unless it exists.
 func mountPoint(path string, dir bool) error {
 	if dir {
 		return os.MkdirAll(path, 0o755)
@@ -466,7 +466,7 @@ func (v *view) writeUsers(add func(target, source string, flags uintptr) error) 
 	} {
 		b, err := os.ReadFile(name)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // there is perhaps not even an /etc
+			continue // a template need not have users
 		} else if err != nil {
 			return err
 		}
@@ -484,9 +484,9 @@ func (v *view) writeUsers(add func(target, source string, flags uintptr) error) 
 	return nil
 }
 
-// cover hides paths: an empty file or directory that nobody may
-// read is mounted on each. What a process could make itself, in a writable directory, is
-// made and hidden before.
+// cover hides paths. It mounts an empty file or directory without permissions on each. A
+// path in a writable directory that does not exist is created and hidden, because a process
+// could create it otherwise.
 func (v *view) cover(paths []string) error {
 	const from = "/.cover"
 	if err := os.Mkdir(from, 0o700); err != nil {
@@ -506,8 +506,8 @@ func (v *view) cover(paths []string) error {
 	return errors.Join(unix.Unmount(from, unix.MNT_DETACH), os.Remove(from))
 }
 
-// coverOne hides a path with what is in the directory from. If it is a symbolic link, what
-// it leads to is hidden.
+// coverOne hides a path with the empty file or directory in from. If the path is a symbolic
+// link, it hides the link's target.
 func (v *view) coverOne(path, from string) error {
 	fi, err := os.Stat(path)
 	dir := err == nil && fi.IsDir()
@@ -518,7 +518,7 @@ func (v *view) coverOne(path, from string) error {
 		}
 		dir = true
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
-		return nil // there is nothing, and nobody can make it
+		return nil // it does not exist, and no process can create it
 	case err != nil:
 		return err
 	}
@@ -532,11 +532,11 @@ func (v *view) coverOne(path, from string) error {
 	return unix.Mount("", path, "", unix.MS_REMOUNT|unix.MS_BIND|unreadable, "")
 }
 
-// makeFixed makes a mount point and the directories above it. Those in a writable
+// makeFixed creates a mount point and the directories above it. Those in a writable
 // directory become mount points themselves.
 //
-// The attack: rename the directory of an input or of a denied path, and put another one in
-// its place. A mount point cannot be renamed.
+// The attack: a process renames the directory of an input or of a denied path, and creates
+// another one in its place. A mount point cannot be renamed.
 func (v *view) makeFixed(path string, dir bool) error {
 	var made []string
 	for p := filepath.Dir(path); p != "/" && !slices.Contains(v.writes, p); p = filepath.Dir(p) {
@@ -561,7 +561,8 @@ func (v *view) makeFixed(path string, dir bool) error {
 	return nil
 }
 
-// loseRights takes from the calling thread what its children could inherit.
+// loseRights drops all capabilities from the calling thread's bounding set and sets
+// no_new_privs, so that its children have no privileges.
 func (v *view) loseRights() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("set no_new_privs: %w", err)
@@ -577,20 +578,20 @@ func (v *view) loseRights() error {
 	return nil
 }
 
-// inputsFrom is the guest's directory of inputs, outside of the view.
+// inputsFrom returns the guest's directory of inputs, outside of the view.
 func (v *view) inputsFrom() string { return filepath.Join(v.work, "in") }
 
-// put shows a file of inputsFrom in the view, read-only, before the first process.
+// put mounts a file of inputsFrom in the view, read-only. It fails once a process was started.
 func (v *view) put(path, name string) error {
 	return v.do(func() error {
 		if v.started {
-			return &statusError{http.StatusConflict, errors.New("files can be put in only before the first command")}
+			return &statusError{http.StatusConflict, errors.New("inputs can be added only before the first command")}
 		}
 		if own(path) {
 			return badRequest(fmt.Errorf("path: %.1024q is the guest's own", path))
 		}
 		if v.isInput(path) {
-			return &statusError{http.StatusConflict, fmt.Errorf("there is an input at %.1024q already", path)}
+			return &statusError{http.StatusConflict, fmt.Errorf("another input has the path %.1024q", path)}
 		}
 		if err := v.makeFixed(path, false); err != nil {
 			return err
@@ -599,7 +600,7 @@ func (v *view) put(path, name string) error {
 			return err
 		}
 		if fi, err := os.Lstat(path); err != nil || !fi.Mode().IsRegular() {
-			return badRequest(fmt.Errorf("there is something at %.1024q that an input cannot replace", path))
+			return badRequest(fmt.Errorf("%.1024q exists and is not a regular file, so an input cannot replace it", path))
 		}
 		if err := unix.Mount(filepath.Join(inputsDir, name), path, "", unix.MS_BIND, ""); err != nil {
 			return err
