@@ -65,7 +65,7 @@ func (v *verifyTool) verify(ctx context.Context, l *local, args []string, out *o
 	}
 	server := verification.Server{API: l.api, HTTP: &http.Client{Transport: l.http.Transport, CheckRedirect: l.http.CheckRedirect}, Base: l.address(""), Template: v.template, Contract: v.contract, ID: begun.ID}
 	if l.base == "" {
-		if server.Machine, err = verification.Look(v.conf.Data, v.conf.socket(), v.log); err != nil {
+		if server.Machine, err = verification.FindMachine(v.conf.Data, v.conf.socket(), v.log); err != nil {
 			fmt.Fprintln(os.Stderr, "postern verify: this user cannot look at the server's process, so some checks will fail:", err)
 		}
 	}

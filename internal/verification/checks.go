@@ -13,50 +13,50 @@ import (
 	"postern/client"
 )
 
-// The addresses that nothing in a sandbox may reach. Those outside belong to public
-// resolvers and exist: that nobody answers must be the wall's doing.
+// Public addresses that no sandbox may reach. They belong to public DNS resolvers, which
+// answer, so that only the wall can be the reason for silence.
 const (
 	publicHost  = "1.1.1.1"
 	publicHost2 = "9.9.9.9"
 	publicHost6 = "2606:4700:4700::1111"
 )
 
-// endpoint is an address and a port, as the probe takes them.
+// An endpoint is an address and a port, as the probe takes them.
 type endpoint [2]any
 
-// table returns all checks. To add one, add its row here and its hole to holes in
-// the tests.
+// table returns all checks. To add one, add its row here, and a world in which it fails to
+// holes in the tests.
 func table() []*Check {
 	const short, long = time.Minute, 3 * time.Minute
 	return []*Check{
 		{
 			ID: "files.guest", Group: Files, limit: short,
-			Tried: "read the guest's program, memory, files and environment, as root too", Expected: "no right to, and a right to its own",
+			Tried: "read the guest's memory, files and environment, also as root", Expected: "access denied; its own memory is readable",
 			Wants: []Want{control("its own memory"), hidden("the guest's environment"), hidden("the guest's memory"), hidden("the guest's open files"), hidden("the guest's program through /proc"), hidden("the guest's root directory")},
 			try:   inside(guestJobs("1")...),
 		},
 		{
 			ID: "files.host", Group: Files, limit: short,
-			Tried: "look for files of the server and of the host", Expected: "none are there",
+			Tried: "look for files of the server and of the host", Expected: "none found",
 			Wants: []Want{control("a file of its own"), absent("the server's files"), absent("the host's kernel log and disks"), absent("the host's processes")},
 			try:   tryHostFiles,
 		},
 		{
 			ID: "files.others", Group: Files, limit: short,
-			Tried: "look for files that another sandbox wrote", Expected: "none are there",
-			Wants: []Want{control("written in the other"), absent("the other's files")},
+			Tried: "look for files that another sandbox wrote", Expected: "none found",
+			Wants: []Want{control("the write in the other sandbox"), absent("the other sandbox's files")},
 			try:   tryOtherFiles,
 		},
 		{
 			ID: "files.kernel", Group: Files, limit: short,
-			Tried: "mount proc, make and open devices, trace the guest, load a module", Expected: "each is refused, as root too",
-			Wants: []Want{control("its own directory"), refused("mount a file system"), noWay("open a device that it made"), noWay("trace the guest"), refused("load a module")},
+			Tried: "mount proc, open devices, trace the guest, load a kernel module", Expected: "all refused, also as root",
+			Wants: []Want{control("its own directory"), refused("mount a file system"), noWay("open a device that it made"), noWay("trace the guest"), refused("load a kernel module")},
 			try:   inside(kernelJobs("1")...),
 		},
 
 		{
 			ID: "egress.tcp", Group: Egress, limit: short,
-			Tried: "connect by TCP to public addresses", Expected: "refused in 5 s, and in the audit",
+			Tried: "connect by TCP to public addresses", Expected: "refused within 5 s, and recorded in the audit",
 			Wants: []Want{control("a server in the sandbox"), noWay("TCP to a public address"), control("the refusal is in the audit")},
 			try: recorded([]string{publicHost + ":443", publicHost2 + ":80"},
 				job{What: "a server in the sandbox", Kind: "loopback", Targets: []string{""}},
@@ -64,26 +64,26 @@ func table() []*Check {
 		},
 		{
 			ID: "egress.udp", Group: Egress, limit: short,
-			Tried: "send UDP to public addresses", Expected: "no answer in 5 s, and in the audit",
+			Tried: "send UDP to public addresses", Expected: "no answer within 5 s, and recorded in the audit",
 			Wants: []Want{noWay("UDP to a public address"), control("the refusal is in the audit")},
 			try: recorded([]string{publicHost + ":123"},
 				job{What: "UDP to a public address", Kind: "udp", Targets: []endpoint{{publicHost, 123}, {publicHost2, 4433}}}),
 		},
 		{
 			ID: "egress.dns", Group: Egress, limit: short,
-			Tried: "ask outside resolvers, and tunnel data in names", Expected: "no name is answered, and in the audit",
-			Wants: []Want{noWay("a tunnel to an outside resolver"), noWay("an outside resolver by TCP"), noWay("a tunnel through the sandbox's own resolver"), control("the refusal is in the audit")},
+			Tried: "query public DNS resolvers, and tunnel data in names", Expected: "no name is resolved, and recorded in the audit",
+			Wants: []Want{noWay("a tunnel to a public resolver"), noWay("a public resolver by TCP"), noWay("a tunnel through the sandbox's own resolver"), control("the refusal is in the audit")},
 			try:   tryDNS,
 		},
 		{
 			ID: "egress.icmp", Group: Egress, limit: short,
-			Tried: "ping public addresses", Expected: "no echo in 5 s",
+			Tried: "ping public addresses", Expected: "no reply within 5 s",
 			Wants: []Want{noWay("ping a public address")},
 			try:   inside(job{What: "ping a public address", Kind: "icmp", Targets: []string{publicHost, publicHost2}}),
 		},
 		{
 			ID: "egress.ipv6", Group: Egress, limit: short,
-			Tried: "connect by IPv6, by TCP and UDP", Expected: "no way in 5 s",
+			Tried: "connect over IPv6 by TCP and UDP", Expected: "no answer within 5 s",
 			Wants: []Want{noWay("TCP over IPv6"), noWay("UDP over IPv6")},
 			try: inside(
 				job{What: "TCP over IPv6", Kind: "tcp", Targets: []endpoint{{publicHost6, 443}}},
@@ -91,7 +91,7 @@ func table() []*Check {
 		},
 		{
 			ID: "egress.metadata", Group: Egress, limit: short,
-			Tried: "connect to the metadata addresses of clouds", Expected: "refused in 5 s, and in the audit",
+			Tried: "connect to cloud metadata services", Expected: "refused within 5 s, and recorded in the audit",
 			Wants: []Want{noWay("a metadata address"), noWay("a metadata name"), control("the refusal is in the audit")},
 			try: recorded([]string{"169.254.169.254:80", "169.254.170.2:80"},
 				job{What: "a metadata address", Kind: "tcp", Targets: []endpoint{{"169.254.169.254", 80}, {"169.254.170.2", 80}, {"100.100.100.200", 80}, {"168.63.129.16", 80}, {"fd00:ec2::254", 80}}},
@@ -99,112 +99,112 @@ func table() []*Check {
 		},
 		{
 			ID: "egress.host", Group: Egress, limit: short,
-			Tried: "connect to the server's machine and its ports", Expected: "refused in 5 s",
+			Tried: "connect to ports of the server's machine", Expected: "refused within 5 s",
 			Wants: []Want{noWay("the machine's addresses"), noWay("the gateway's other ports"), hidden("the API at the gateway, without a key")},
 			try:   tryHost,
 		},
 		{
 			ID: "egress.neighbours", Group: Egress, limit: short,
-			Tried: "connect to a server in another sandbox", Expected: "it is not reached",
+			Tried: "connect to a server in another sandbox", Expected: "no connection",
 			Wants: []Want{control("the server in the other sandbox"), noWay("the other sandbox")},
 			try:   tryNeighbour,
 		},
 		{
 			ID: "egress.raw", Group: Egress, limit: short,
-			Tried: "open raw and packet sockets, as root too", Expected: "refused",
-			Wants: []Want{refused("a raw socket"), refused("a raw socket of IPv6"), refused("a packet socket")},
+			Tried: "open raw and packet sockets, also as root", Expected: "refused",
+			Wants: []Want{refused("a raw socket"), refused("a raw IPv6 socket"), refused("a packet socket")},
 			try:   inside(rawJobs()...),
 		},
 
 		{
 			ID: "ports.closed", Group: Ports, limit: short,
-			Tried: "open ports of a sandbox where nothing listens", Expected: "an error within 10 s",
-			Wants: []Want{refused("a closed port"), refused("a port that cannot be"), refused("a port of a sandbox that never was")},
+			Tried: "request ports of a sandbox on which nothing listens", Expected: "an error within 10 s",
+			Wants: []Want{refused("a closed port"), refused("an invalid port"), refused("a port of an unknown sandbox")},
 			try:   tryClosedPorts,
 		},
 		{
 			ID: "ports.guest", Group: Ports, limit: short,
-			Tried: "reach the guest without the sandbox's token, or with another's", Expected: "refused",
-			Wants: []Want{control("with its token"), refused("without a token"), refused("with another's token")},
+			Tried: "call the guest without a token, and with another sandbox's", Expected: "refused",
+			Wants: []Want{control("with its token"), refused("without a token"), refused("with another sandbox's token")},
 			try:   tryGuestPort,
 		},
 		{
 			ID: "ports.key", Group: Ports, limit: short,
-			Tried: "use the API with a wrong key, and look for the key", Expected: "refused, and the key is kept nowhere",
+			Tried: "use the API with a wrong key, and look for the key", Expected: "refused, and the key is stored nowhere",
 			Wants: []Want{refused("a wrong key"), absent("the key in the server's files"), absent("the key in the log")},
 			try:   tryWrongKey,
 		},
 
 		{
 			ID: "state.pause", Group: State, limit: long,
-			Tried: "pause and resume with a file and a counting process", Expected: "both go on as they were",
-			Wants: []Want{control("the file"), control("the same process"), control("it counts on"), control("nothing answers while paused")},
+			Tried: "pause and resume with a file and a counting process", Expected: "both continue unchanged",
+			Wants: []Want{control("the file"), control("the same process"), control("the count continues"), control("nothing answers while paused")},
 			try:   tryPause,
 		},
 
 		{
 			ID: "secrets.inside", Group: Secrets, limit: short,
-			Tried: "find a secret's value in environment, memory and files", Expected: "a placeholder alone is there",
+			Tried: "find a secret's value in environment, memory and files", Expected: "only a placeholder is found",
 			Wants: []Want{control("the placeholder"), absent("the value in the environment"), absent("the value in memory"), absent("the value in files")},
 			try:   trySecret,
 		},
 		{
 			ID: "secrets.snapshot", Group: Secrets, limit: long,
-			Tried: "find a secret's value and the sandbox's token in a snapshot", Expected: "not there; a word of the sandbox is",
+			Tried: "find a secret's value and the sandbox's token in a snapshot", Expected: "not found, but a known word of its memory is",
 			Wants: []Want{control("a word of the sandbox's memory"), absent("the value"), absent("the sandbox's token")},
 			try:   trySnapshot,
 		},
 		{
 			ID: "secrets.log", Group: Secrets, limit: short,
-			Tried: "find a secret's value in the server's log and files", Expected: "in none of them",
+			Tried: "find a secret's value in the server's log and files", Expected: "not found",
 			Wants: []Want{control("the log is this server's"), absent("the value in the log"), absent("the value in the server's files")},
 			try:   tryLog,
 		},
 
 		{
 			ID: "teardown.calls", Group: Teardown, limit: short,
-			Tried: "use a sandbox that was killed", Expected: "guest, ports and record are gone",
-			Wants: []Want{control("before"), refused("its programs"), refused("its ports"), absent("its record"), absent("its row in the list")},
+			Tried: "use a sandbox that was killed", Expected: "its guest, ports and API object are gone",
+			Wants: []Want{control("the guest before the kill"), refused("the guest"), refused("the ports"), absent("the sandbox in the API"), absent("the sandbox in the list")},
 			try:   tryGoneCalls,
 		},
 		{
 			ID: "teardown.machine", Group: Teardown, limit: long,
-			Tried: "find processes, cgroup, mounts and files of a killed sandbox", Expected: "found before, and gone after",
-			Wants: []Want{control("traces before"), absent("traces after")},
+			Tried: "find processes, cgroup, mounts and files of a killed sandbox", Expected: "found before the kill, gone after it",
+			Wants: []Want{control("traces before the kill"), absent("traces after the kill")},
 			try:   tryGoneMachine,
 		},
 
 		{
 			ID: "templates.failing", Group: Templates, limit: 2 * time.Minute,
-			Tried: "build a template whose second step exits with 3", Expected: "the build ends, says so, and leaves nothing",
-			Wants: []Want{refused("the build"), control("its reason"), noWay("a sandbox of it")},
+			Tried: "build a template whose second step exits with 3", Expected: "the build fails, names the status, and leaves no template",
+			Wants: []Want{refused("the build"), control("the reason"), noWay("a sandbox from the template")},
 			try:   tryFailingBuild,
 		},
 
 		{
 			ID: "bombs.processes", Group: Bombs, limit: long,
-			Tried: "start processes without end", Expected: "a limit stops it; the server answers; the sandbox ends",
+			Tried: "start processes without end", Expected: bombExpected,
 			Wants: bombWants, try: bomb(forkBomb),
 		},
 		{
 			ID: "bombs.memory", Group: Bombs, limit: long,
-			Tried: "take more memory than the sandbox has", Expected: "a limit stops it; the server answers; the sandbox ends",
+			Tried: "take more memory than the sandbox has", Expected: bombExpected,
 			Wants: bombWants, try: bomb(memoryBomb),
 		},
 		{
 			ID: "bombs.disk", Group: Bombs, limit: long,
-			Tried: "take more disk than the sandbox has", Expected: "a limit stops it; the server answers; the sandbox ends",
+			Tried: "take more disk than the sandbox has", Expected: bombExpected,
 			Wants: bombWants, try: bomb(diskBomb),
 		},
 		{
 			ID: "bombs.output", Group: Bombs, limit: long,
-			Tried: "write output without end to a reader that does not read", Expected: "it is held back; the server answers; the sandbox ends",
+			Tried: "write endless output to a client that reads nothing", Expected: "the output is blocked; the server answers; the sandbox can be killed",
 			Wants: bombWants, try: tryOutputFlood,
 		},
 	}
 }
 
-// inside makes attempts in the sandbox that checks share.
+// inside makes attempts in the sandbox that the checks share.
 func inside(jobs ...job) func(context.Context, *session) ([]Attempt, error) {
 	return func(ctx context.Context, s *session) ([]Attempt, error) {
 		b, err := s.shared(ctx)
@@ -215,7 +215,8 @@ func inside(jobs ...job) func(context.Context, *session) ([]Attempt, error) {
 	}
 }
 
-// recorded makes attempts inside, and then looks for their refusal in the audit.
+// recorded makes attempts in the shared sandbox, and then looks for their refusals in the
+// audit.
 func recorded(match []string, jobs ...job) func(context.Context, *session) ([]Attempt, error) {
 	return func(ctx context.Context, s *session) ([]Attempt, error) {
 		made, err := inside(jobs...)(ctx, s)
@@ -226,7 +227,7 @@ func recorded(match []string, jobs ...job) func(context.Context, *session) ([]At
 	}
 }
 
-// guestJobs looks at the guest, which is process pid of the sandbox.
+// guestJobs returns attempts to read the guest, which is process pid of the sandbox.
 func guestJobs(pid string) []job {
 	proc := "/proc/" + pid + "/"
 	return []job{
@@ -239,25 +240,28 @@ func guestJobs(pid string) []job {
 	}
 }
 
+// kernelJobs returns attempts that need rights over the sandbox's kernel or over process pid.
 func kernelJobs(pid string) []job {
 	return []job{
 		{What: "its own directory", Kind: "read", Targets: []string{"/proc/self/cwd"}},
 		{What: "mount a file system", Kind: "mount", Targets: []string{"proc", "bind"}, Root: true},
 		{What: "open a device that it made", Kind: "device", Targets: [][2]string{{"b", "8:0"}, {"b", "253:0"}, {"c", "1:1"}, {"c", "10:232"}}, Root: true},
 		{What: "trace the guest", Kind: "ptrace", Targets: []string{pid}, Root: true},
-		{What: "load a module", Kind: "module", Targets: []string{""}, Root: true},
+		{What: "load a kernel module", Kind: "module", Targets: []string{""}, Root: true},
 	}
 }
 
+// rawJobs returns attempts to open sockets that can forge packets.
 func rawJobs() []job {
 	return []job{
 		{What: "a raw socket", Kind: "raw", Targets: []string{"raw"}, Root: true},
-		{What: "a raw socket of IPv6", Kind: "raw", Targets: []string{"raw6"}, Root: true},
+		{What: "a raw IPv6 socket", Kind: "raw", Targets: []string{"raw6"}, Root: true},
 		{What: "a packet socket", Kind: "raw", Targets: []string{"packet"}, Root: true},
 	}
 }
 
-// hostJobs looks for files of the server, by their names, and of the machine.
+// hostJobs returns attempts to find files of the server by their names, and to read files
+// of the machine.
 func hostJobs(names ...string) []job {
 	return []job{
 		{What: "a file of its own", Kind: "read", Targets: []string{"/etc/passwd"}},
@@ -275,12 +279,12 @@ func tryHostFiles(ctx context.Context, s *session) ([]Attempt, error) {
 	if err != nil {
 		return made, err
 	}
-	// Its process IDs are its own. On the host, this many do not fit below 1000.
+	// Processes of the host have known names.
 	out, _, err := b.run(ctx, nil, "python3", "-I", "-c", "import os; print(' '.join(open('/proc/%s/comm' % p).read().strip() for p in os.listdir('/proc') if p.isdigit()))")
 	if err != nil {
 		return made, err
 	}
-	a := Attempt{"the host's processes", Absent, "none of another's"}
+	a := Attempt{"the host's processes", Absent, "only its own"}
 	for name := range strings.FieldsSeq(out) {
 		if name == "postern" || name == "postern-runtime" || strings.HasPrefix(name, "runsc") || name == "kthreadd" {
 			a = Attempt{a.What, Done, name}
@@ -304,24 +308,24 @@ func tryOtherFiles(ctx context.Context, s *session) ([]Attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	wrote := Attempt{"written in the other", Broken, "nothing could be written"}
+	wrote := Attempt{"the write in the other sandbox", Broken, "nothing could be written"}
 	if n, err := strconv.Atoi(strings.TrimSpace(out)); err == nil && n > 0 {
 		wrote = Attempt{wrote.What, Done, fmt.Sprintf("%d files", n)}
 	}
-	made, err := b.attempts(ctx, job{What: "the other's files", Kind: "called", Names: []string{name}, Root: true})
+	made, err := b.attempts(ctx, job{What: "the other sandbox's files", Kind: "called", Names: []string{name}, Root: true})
 	return append(made, wrote), errors.Join(err, other.kill(ctx))
 }
 
 func tryDNS(ctx context.Context, s *session) ([]Attempt, error) {
 	name := s.marker + ".exfiltrated.example"
 	return recorded([]string{name},
-		job{What: "a tunnel to an outside resolver", Kind: "dns", Lookup: name, Targets: []endpoint{{publicHost, 53}, {publicHost2, 53}}},
-		job{What: "an outside resolver by TCP", Kind: "tcp", Targets: []endpoint{{publicHost, 53}, {publicHost2, 853}}},
+		job{What: "a tunnel to a public resolver", Kind: "dns", Lookup: name, Targets: []endpoint{{publicHost, 53}, {publicHost2, 53}}},
+		job{What: "a public resolver by TCP", Kind: "tcp", Targets: []endpoint{{publicHost, 53}, {publicHost2, 853}}},
 		job{What: "a tunnel through the sandbox's own resolver", Kind: "resolve", Targets: []string{name, "data." + name}},
 	)(ctx, s)
 }
 
-// gateway is the sandbox's only neighbour: the server's door for sandboxes.
+// gateway is the only other address on a sandbox's link. The server serves sandboxes there.
 const gateway = "10.0.0.1"
 
 func tryHost(ctx context.Context, s *session) ([]Attempt, error) {
@@ -336,17 +340,19 @@ func tryHost(ctx context.Context, s *session) ([]Attempt, error) {
 	return inside(hostPortJobs(hosts, gateway, ports)...)(ctx, s)
 }
 
+// hostPortJobs returns attempts to connect to ports of the machine, at its own addresses and
+// at the gateway.
 func hostPortJobs(hosts []string, gate string, ports []uint16) []job {
 	machine, other := []endpoint{}, []endpoint{}
 	for _, p := range ports {
 		for _, h := range hosts {
 			machine = append(machine, endpoint{h, p})
 		}
-		if p != 80 && p != 25 && p != 587 { // the door of sandboxes itself
+		if p != 80 && p != 25 && p != 587 { // these serve sandboxes
 			other = append(other, endpoint{gate, p})
 		}
 	}
-	if len(hosts) == 0 { // a machine without a network has the sandbox's link alone
+	if len(hosts) == 0 { // the machine has no network: only the gateway can be tried
 		machine = other
 	}
 	const request = "GET /v2/sandboxes HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
@@ -357,7 +363,8 @@ func hostPortJobs(hosts []string, gate string, ports []uint16) []job {
 	}
 }
 
-var errElsewhere = errors.New("the server runs on another machine, or this user may not look at it: run this as root beside the server")
+// errElsewhere is the error of checks that must look at the server's machine.
+var errElsewhere = errors.New("the server runs on another machine, or this user may not inspect its process: run this as root on the server's machine")
 
 func tryNeighbour(ctx context.Context, s *session) ([]Attempt, error) {
 	b, err := s.shared(ctx)
@@ -368,7 +375,8 @@ func tryNeighbour(ctx context.Context, s *session) ([]Attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	// It listens on all its addresses; how others may be numbered is guessed.
+	// The server listens on all addresses of its sandbox. Which address another sandbox
+	// could use for it is a guess.
 	const port = 7391
 	serve := fmt.Sprintf("import os, socket, sys, time\nl = socket.create_server(('0.0.0.0', %d))\nif os.fork(): sys.exit()\nos.setsid(); os.close(0); os.close(1); os.close(2)\nfor _ in range(99):\n c, _ = l.accept(); c.send(b'HTTP/1.0 200 OK\\r\\n\\r\\n'); c.close()", port)
 	if _, code, err := other.run(ctx, nil, "python3", "-I", "-c", serve); err != nil || code != 0 {
@@ -387,9 +395,9 @@ func tryNeighbour(ctx context.Context, s *session) ([]Attempt, error) {
 	return append(control, made...), errors.Join(err, other.kill(ctx))
 }
 
-// within makes a request of ours within ten seconds and says what came of it: an
-// error of the server's is a refusal, and no answer is silence.
-func within(ctx context.Context, what string, f func(ctx context.Context) (status int, err error)) Attempt {
+// request makes a request of this program, for at most ten seconds, and returns its outcome.
+// An error or a status of 400 or more is Refused, and a timeout is Silent.
+func request(ctx context.Context, what string, f func(ctx context.Context) (status int, err error)) Attempt {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	status, err := f(ctx)
@@ -412,15 +420,16 @@ func tryClosedPorts(ctx context.Context, s *session) ([]Attempt, error) {
 	port := func(b *box, port int) func(context.Context) (int, error) {
 		return func(ctx context.Context) (int, error) { return b.get(ctx, port, b.traffic) }
 	}
-	never := &box{s: s, id: "i" + strings.Repeat("0", 20), traffic: b.traffic}
+	unknown := &box{s: s, id: "i" + strings.Repeat("0", 20), traffic: b.traffic}
 	return []Attempt{
-		within(ctx, "a closed port", port(b, 7392)),
-		within(ctx, "a port that cannot be", port(b, 70000)),
-		within(ctx, "a port of a sandbox that never was", port(never, 7392)),
+		request(ctx, "a closed port", port(b, 7392)),
+		request(ctx, "an invalid port", port(b, 70000)),
+		request(ctx, "a port of an unknown sandbox", port(unknown, 7392)),
 	}, nil
 }
 
-// guestStatus asks the guest of b, with a token of its data plane, for a file.
+// guestStatus asks the guest of b for a file, with an access token or, if it is empty,
+// without one. It returns the HTTP status.
 func (b *box) guestStatus(ctx context.Context, token string) (int, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.s.Base+"/files?path=/etc/passwd", http.NoBody)
 	if err != nil {
@@ -452,9 +461,9 @@ func tryGuestPort(ctx context.Context, s *session) ([]Attempt, error) {
 		return func(ctx context.Context) (int, error) { return b.guestStatus(ctx, token) }
 	}
 	return []Attempt{
-		within(ctx, "with its token", with(b.access)),
-		within(ctx, "without a token", with("")),
-		within(ctx, "with another's token", with(other.access)),
+		request(ctx, "with its token", with(b.access)),
+		request(ctx, "without a token", with("")),
+		request(ctx, "with another sandbox's token", with(other.access)),
 	}, other.kill(ctx)
 }
 
@@ -463,14 +472,15 @@ func tryWrongKey(ctx context.Context, s *session) ([]Attempt, error) {
 		return nil, errElsewhere
 	}
 	key := "e2b_" + canary()[4:44]
-	use := within(ctx, "a wrong key", func(ctx context.Context) (int, error) { return s.Machine.wrongKey(ctx, key) })
-	found, err := s.Machine.holding(key)
+	use := request(ctx, "a wrong key", func(ctx context.Context) (int, error) { return s.Machine.wrongKey(ctx, key) })
+	found, err := s.Machine.filesWith(key)
 	if err != nil {
 		return []Attempt{use}, err
 	}
 	return []Attempt{use, notFound("the key in the server's files", found[key]), s.Machine.inLog("the key in the log", key)}, nil
 }
 
+// notFound returns the attempt to find something in files. It succeeded if there are any.
 func notFound(what string, files []string) Attempt {
 	if len(files) > 0 {
 		return Attempt{what, Done, files[0]}
@@ -481,18 +491,19 @@ func notFound(what string, files []string) Attempt {
 // inLog looks for text in the server's log.
 func (m *Machine) inLog(what, text string) Attempt {
 	if m.Log == "" {
-		return Attempt{what, Broken, "it is not known where the server logs to: name the file with --log"}
+		return Attempt{what, Broken, "the server's log file is not known: name it with --log"}
 	}
 	found, err := search(m.Log, []string{text})
 	switch {
 	case err != nil:
 		return Attempt{what, Broken, clean(err.Error())}
 	case len(found) > 0:
-		return Attempt{what, Done, "it is there"}
+		return Attempt{what, Done, "found"}
 	}
 	return Attempt{what, Absent, ""}
 }
 
+// counting writes its argument to a file, and starts a process that counts in another file.
 const counting = `
 import os, sys, time
 open('verify.txt', 'w').write(sys.argv[1])
@@ -521,9 +532,9 @@ func tryPause(ctx context.Context, s *session) ([]Attempt, error) {
 	if err := s.API.Sandboxes.Pause(ctx, b.id); err != nil {
 		return nil, err
 	}
-	asleep := Attempt{"nothing answers while paused", Done, ""}
+	paused := Attempt{"nothing answers while paused", Done, ""}
 	if status, err := b.guestStatus(ctx, b.access); err == nil && status < 400 {
-		asleep = Attempt{asleep.What, Refused, "the guest answers"}
+		paused = Attempt{paused.What, Refused, "the guest answers"}
 	}
 	if _, err := s.API.Sandboxes.Resume(ctx, b.id, 5*time.Minute); err != nil {
 		return nil, err
@@ -539,20 +550,21 @@ func tryPause(ctx context.Context, s *session) ([]Attempt, error) {
 		return Attempt{what, Refused, detail}
 	}
 	return []Attempt{
-		same("the file", after.text == s.marker, "it has another content"),
-		same("the same process", after.pid == before.pid && after.runs, "it is another, or ended"),
-		same("it counts on", after.count > before.count, "it stands still"),
-		asleep,
+		same("the file", after.text == s.marker, "its content has changed"),
+		same("the same process", after.pid == before.pid && after.runs, "it is another process, or has ended"),
+		same("the count continues", after.count > before.count, "the count has stopped"),
+		paused,
 	}, b.kill(ctx)
 }
 
+// A counted is the state of the counting process in a sandbox.
 type counted struct {
 	text, pid string
 	count     int
 	runs      bool
 }
 
-// waitCount waits, for 20 seconds, until the counting process in b is beyond count.
+// waitCount waits for at most 20 seconds until the counting process in b has passed count.
 func (b *box) waitCount(ctx context.Context, count int) (c counted, err error) {
 	const look = "import os\ntry:\n r = lambda n: open('verify.' + n).read()\n p = r('pid'); print(r('txt'), p, r('count'), os.path.exists('/proc/' + p))\nexcept OSError: pass"
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
@@ -575,13 +587,13 @@ func (b *box) waitCount(ctx context.Context, count int) (c counted, err error) {
 	return c, nil
 }
 
-// gone reports whether an error says that there is no such thing.
-func gone(what string, err error) Attempt {
+// lookup returns the attempt to find something through the API, by the error of the request.
+func lookup(what string, err error) Attempt {
 	switch {
 	case errors.Is(err, client.ErrNotFound):
 		return Attempt{what, Absent, ""}
 	case err != nil:
 		return Attempt{what, Broken, clean(err.Error())}
 	}
-	return Attempt{what, Done, "it is there"}
+	return Attempt{what, Done, "found"}
 }

@@ -13,8 +13,7 @@ import (
 	"postern/internal/secret"
 )
 
-// withSecret creates a secret with a random value, and a sandbox that it is attached
-// to.
+// withSecret creates a secret with a random value, and a sandbox to which it is attached.
 func (s *session) withSecret(ctx context.Context) (b *box, value string, err error) {
 	value = canary()
 	name := s.marker + "-" + value[4:10]
@@ -29,9 +28,10 @@ func (s *session) withSecret(ctx context.Context) (b *box, value string, err err
 	return b, value, err
 }
 
-const secretVariable = "POSTERN_VERIFY_SECRET" //nolint:gosec // its name
+const secretVariable = "POSTERN_VERIFY_SECRET" //nolint:gosec // the name of a variable
 
-// secretJobs looks for a value inside, by its hash alone.
+// secretJobs returns attempts to find a secret's value in the sandbox. The probe gets only
+// the value's hash.
 func secretJobs(value string, below ...string) []job {
 	return []job{
 		{What: "the placeholder", Kind: "environ", Variable: secretVariable, Hash: hash(value)},
@@ -50,8 +50,8 @@ func trySecret(ctx context.Context, s *session) ([]Attempt, error) {
 	return made, errors.Join(err, b.kill(ctx))
 }
 
-// remembering keeps a word in its memory that is nowhere else, as the argument has
-// its halves in the wrong order.
+// remembering keeps a word in its memory. The word is nowhere else, because the argument
+// has its halves in reverse order.
 const remembering = `
 import os, sys, time
 word = sys.argv[1][20:] + sys.argv[1][:20]
@@ -77,11 +77,11 @@ func trySnapshot(ctx context.Context, s *session) ([]Attempt, error) {
 		return nil, err
 	}
 	word = word[20:] + word[:20]
-	found, err := s.Machine.holding(word, value, b.access)
+	found, err := s.Machine.filesWith(word, value, b.access)
 	if err != nil {
 		return nil, err
 	}
-	known := Attempt{"a word of the sandbox's memory", Absent, "no file has it: snapshots cannot be searched"}
+	known := Attempt{"a word of the sandbox's memory", Absent, "no file contains it, so snapshots cannot be searched"}
 	if files := found[word]; len(files) > 0 {
 		known = Attempt{known.What, Done, ""}
 	}
@@ -96,22 +96,23 @@ func tryLog(ctx context.Context, s *session) ([]Attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	// It is asked for where it does not belong: such refusals are logged most.
+	// Use the value where it does not belong, since refused requests are the most likely to
+	// be logged.
 	if _, err := b.attempts(ctx, job{What: "x", Kind: "http", Targets: [][3]any{{gateway, 80, "GET /?" + value[:8] + " HTTP/1.1\r\nHost: verify.example\r\n\r\n"}}}); err != nil {
 		return nil, err
 	}
 	if err := s.API.Call(ctx, http.MethodGet, "/v1/secrets/"+escape(value), nil, nil); err == nil {
-		return nil, errors.New("a secret is found by its value")
+		return nil, errors.New("the API finds a secret by its value")
 	}
-	found, err := s.Machine.holding(value)
+	found, err := s.Machine.filesWith(value)
 	if err != nil {
 		return nil, err
 	}
-	here := Attempt{"the log is this server's", Broken, "the verification was not announced"}
+	own := Attempt{"the log is this server's", Broken, "the verification was not announced to the server"}
 	if s.ID != "" {
-		here = s.Machine.inLog(here.What, s.ID)
+		own = s.Machine.inLog(own.What, s.ID)
 	}
-	return []Attempt{here, s.Machine.inLog("the value in the log", value), notFound("the value in the server's files", found[value])}, b.kill(ctx)
+	return []Attempt{own, s.Machine.inLog("the value in the log", value), notFound("the value in the server's files", found[value])}, b.kill(ctx)
 }
 
 func tryGoneCalls(ctx context.Context, s *session) ([]Attempt, error) {
@@ -119,12 +120,12 @@ func tryGoneCalls(ctx context.Context, s *session) ([]Attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	before := within(ctx, "before", func(ctx context.Context) (int, error) { return b.guestStatus(ctx, b.access) })
+	before := request(ctx, "the guest before the kill", func(ctx context.Context) (int, error) { return b.guestStatus(ctx, b.access) })
 	if err := b.kill(ctx); err != nil {
 		return nil, err
 	}
 	_, err = s.API.Sandboxes.Get(ctx, b.id)
-	listed := Attempt{"its row in the list", Absent, ""}
+	listed := Attempt{"the sandbox in the list", Absent, ""}
 	for other, err := range s.API.Sandboxes.List(ctx) {
 		if err != nil {
 			return nil, err
@@ -135,9 +136,9 @@ func tryGoneCalls(ctx context.Context, s *session) ([]Attempt, error) {
 	}
 	return []Attempt{
 		before,
-		within(ctx, "its programs", func(ctx context.Context) (int, error) { return b.guestStatus(ctx, b.access) }),
-		within(ctx, "its ports", func(ctx context.Context) (int, error) { return b.get(ctx, 8000, b.traffic) }),
-		gone("its record", err), listed,
+		request(ctx, "the guest", func(ctx context.Context) (int, error) { return b.guestStatus(ctx, b.access) }),
+		request(ctx, "the ports", func(ctx context.Context) (int, error) { return b.get(ctx, 8000, b.traffic) }),
+		lookup("the sandbox in the API", err), listed,
 	}, nil
 }
 
@@ -149,20 +150,20 @@ func tryGoneMachine(ctx context.Context, s *session) ([]Attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	return killed(ctx, s.Machine, b.id, b.kill, 20*time.Second)
+	return tracesOfKill(ctx, s.Machine, b.id, b.kill, 20*time.Second)
 }
 
-// killed looks for the traces of a sandbox before it is killed and after. The kernel
-// removes ended processes, mounts and cgroups when it has time to.
-func killed(ctx context.Context, m *Machine, id string, kill func(context.Context) error, wait time.Duration) ([]Attempt, error) {
-	before := Attempt{"traces before", Absent, "the sandbox is not found on this machine"}
+// tracesOfKill looks for the traces of a sandbox before and after it is killed. Since the
+// kernel removes processes, mounts and cgroups asynchronously, it looks until wait is over.
+func tracesOfKill(ctx context.Context, m *Machine, id string, kill func(context.Context) error, wait time.Duration) ([]Attempt, error) {
+	before := Attempt{"traces before the kill", Absent, "the sandbox is not found on this machine"}
 	if found := m.traces(id); len(found) > 0 {
 		before = Attempt{before.What, Done, fmt.Sprintf("%d found", len(found))}
 	}
 	if err := kill(ctx); err != nil {
 		return nil, err
 	}
-	after := Attempt{"traces after", Absent, ""}
+	after := Attempt{"traces after the kill", Absent, ""}
 	for end := time.Now().Add(wait); ; time.Sleep(200 * time.Millisecond) {
 		left := m.traces(id)
 		if len(left) == 0 {
@@ -196,18 +197,18 @@ func tryFailingBuild(ctx context.Context, s *session) ([]Attempt, error) {
 		select {
 		case <-time.After(200 * time.Millisecond):
 		case <-ctx.Done():
-			return []Attempt{{"the build", Silent, "it goes on"}}, ctx.Err()
+			return []Attempt{{"the build", Silent, "it has not ended"}}, ctx.Err()
 		}
 	}
-	build := Attempt{"the build", Done, "it ended as " + clean(status.Status)}
+	build := Attempt{"the build", Done, "it ended with status " + clean(status.Status)}
 	if status.Status == "error" {
 		build = Attempt{build.What, Refused, ""}
 	}
-	reason := Attempt{"its reason", Absent, "it names no exit status: " + clean(status.Reason.Message)}
+	reason := Attempt{"the reason", Absent, "it does not name the exit status: " + clean(status.Reason.Message)}
 	if strings.Contains(status.Reason.Message, "3") {
 		reason = Attempt{reason.What, Done, clean(status.Reason.Message)}
 	}
-	of := within(ctx, "a sandbox of it", func(ctx context.Context) (int, error) {
+	from := request(ctx, "a sandbox from the template", func(ctx context.Context) (int, error) {
 		b, err := s.create(ctx, map[string]any{"templateID": s.marker})
 		if err == nil {
 			err = b.kill(ctx)
@@ -215,13 +216,15 @@ func tryFailingBuild(ctx context.Context, s *session) ([]Attempt, error) {
 		}
 		return 0, err
 	})
-	return []Attempt{build, reason, of}, nil
+	return []Attempt{build, reason, from}, nil
 }
 
-// bombWants is what every bomb must come to.
-var bombWants = []Want{refused("the bomb"), control("the server answers meanwhile"), noWay("the sandbox afterwards")} //nolint:gochecknoglobals // read only; a table of the table
+const bombExpected = "a limit stops it; the server answers; the sandbox can be killed"
 
-// The bombs print what stopped them, and "no limit" if nothing did.
+// bombWants are the outcomes that every bomb must have.
+var bombWants = []Want{refused("the bomb"), control("the server answers meanwhile"), noWay("the sandbox after the kill")} //nolint:gochecknoglobals // read only, shared by rows of the table
+
+// The bombs print at what point they were stopped, or "no limit".
 const (
 	forkBomb = `
 import os, signal, sys, time
@@ -257,8 +260,8 @@ print('no limit', flush=True)
 `
 )
 
-// bomb runs a bomb in a sandbox of its own, sees whether the server answers, and ends
-// the sandbox.
+// bomb runs a bomb in a sandbox of its own, checks that the server answers, and kills the
+// sandbox.
 func bomb(source string) func(context.Context, *session) ([]Attempt, error) {
 	return func(ctx context.Context, s *session) ([]Attempt, error) {
 		b, err := s.create(ctx, nil)
@@ -270,16 +273,16 @@ func bomb(source string) func(context.Context, *session) ([]Attempt, error) {
 			ctx, cancel := context.WithTimeout(ctx, time.Minute)
 			defer cancel()
 			out, code, err := b.run(ctx, nil, "python3", "-I", "-c", source, strconv.FormatInt(2*b.memoryMB+1024, 10), strconv.FormatInt(2*b.diskMB+1024, 10))
-			end <- blast(out, code, err, ctx.Err() != nil)
+			end <- bombOutcome(out, code, err, ctx.Err() != nil)
 		}()
 		answers := s.answers(ctx)
 		a := <-end
-		return []Attempt{a, answers, b.ended(ctx)}, nil
+		return []Attempt{a, answers, b.afterKill(ctx)}, nil
 	}
 }
 
-// blast says what came of a bomb, by what it printed and how it ended.
-func blast(out string, code int, err error, late bool) Attempt {
+// bombOutcome returns the attempt of a bomb, by what it printed and how it ended.
+func bombOutcome(out string, code int, err error, late bool) Attempt {
 	const what = "the bomb"
 	switch {
 	case strings.Contains(out, "no limit"):
@@ -288,21 +291,21 @@ func blast(out string, code int, err error, late bool) Attempt {
 		return Attempt{what, Refused, clean(strings.TrimSpace(out))}
 	case late:
 		return Attempt{what, Silent, "it went on for a minute"}
-	case err != nil: // the guest, or the sandbox, went with it
+	case err != nil: // the guest or the sandbox ended too
 		return Attempt{what, Refused, "it ended with its sandbox: " + clean(err.Error())}
 	case code != 0:
 		return Attempt{what, Refused, "it was killed"}
 	}
-	return Attempt{what, Broken, "it said nothing"}
+	return Attempt{what, Broken, "it printed nothing"}
 }
 
-// answers asks the server three times, each within ten seconds, for its sandboxes.
+// answers asks the server three times for its sandboxes, each time for at most ten seconds.
 func (s *session) answers(ctx context.Context) Attempt {
 	const what = "the server answers meanwhile"
 	var slowest time.Duration
 	for range 3 {
 		begin := time.Now()
-		a := within(ctx, what, func(ctx context.Context) (int, error) {
+		a := request(ctx, what, func(ctx context.Context) (int, error) {
 			return http.StatusOK, s.API.Call(ctx, http.MethodGet, "/v2/sandboxes", nil, nil)
 		})
 		if a.Outcome != Done {
@@ -314,13 +317,13 @@ func (s *session) answers(ctx context.Context) Attempt {
 	return Attempt{what, Done, fmt.Sprintf("in %d ms at most", slowest.Milliseconds())}
 }
 
-// ended kills b and tries to use it.
-func (b *box) ended(ctx context.Context) Attempt {
-	const what = "the sandbox afterwards"
+// afterKill kills b and tries to use it.
+func (b *box) afterKill(ctx context.Context) Attempt {
+	const what = "the sandbox after the kill"
 	if err := b.kill(ctx); err != nil {
 		return Attempt{what, Done, "it could not be killed: " + clean(err.Error())}
 	}
-	return within(ctx, what, func(ctx context.Context) (int, error) { return b.guestStatus(ctx, b.access) })
+	return request(ctx, what, func(ctx context.Context) (int, error) { return b.guestStatus(ctx, b.access) })
 }
 
 func tryOutputFlood(ctx context.Context, s *session) ([]Attempt, error) {
@@ -328,8 +331,8 @@ func tryOutputFlood(ctx context.Context, s *session) ([]Attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What nobody reads must be held back inside, not kept here: the flood counts
-	// what it could write, in a file. Random bytes are not made small on the way.
+	// Unread output must block the writer, not pile up in the server. The flood counts in a
+	// file what it could write. Random bytes cannot be compressed on the way.
 	const flood = "import os, sys, time\nn, end = 0, time.time() + 8\nb = os.urandom(65536)\nos.set_blocking(1, False)\nwhile time.time() < end:\n try: n += os.write(1, b)\n except BlockingIOError: time.sleep(0.01)\n open('verify.new', 'w').write(str(n)); os.rename('verify.new', 'verify.flood')"
 	ctx2, cancel := context.WithCancel(ctx)
 	stuck := make(chan struct{})
@@ -348,22 +351,21 @@ func tryOutputFlood(ctx context.Context, s *session) ([]Attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []Attempt{flooded(out), answers, b.ended(ctx)}, nil
+	return []Attempt{floodOutcome(out), answers, b.afterKill(ctx)}, nil
 }
 
-// maxFlood is how much output may be on its way to a reader that does not read, in
-// bytes.
+// maxFlood is how many bytes of output may be buffered for a client that reads nothing.
 const maxFlood = 64 << 20
 
-// flooded says what came of a flood, by how many bytes it could write.
-func flooded(out string) Attempt {
+// floodOutcome returns the attempt of a flood, by how many bytes it could write.
+func floodOutcome(out string) Attempt {
 	const what = "the bomb"
 	var n int64
 	if _, err := fmt.Sscan(out, &n); err != nil || n <= 0 {
 		return Attempt{what, Broken, "it wrote nothing"}
 	}
 	if n > maxFlood {
-		return Attempt{what, Done, fmt.Sprintf("%d MiB went out unread", n>>20)}
+		return Attempt{what, Done, fmt.Sprintf("%d MiB were written unread", n>>20)}
 	}
-	return Attempt{what, Refused, fmt.Sprintf("held back after %d KiB", n>>10)}
+	return Attempt{what, Refused, fmt.Sprintf("blocked after %d KiB", n>>10)}
 }

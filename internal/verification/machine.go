@@ -21,17 +21,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Machine is what the machine of the server shows of it.
+// A Machine is what can be seen of the server on its own machine.
 type Machine struct {
 	Data  string   // the server's data directory
-	Log   string   // file that the server logs to; empty: unknown
+	Log   string   // file that the server logs to; empty means that it is not known
 	Ports []uint16 // TCP ports that the server listens on
 }
 
-// Look finds out about the server whose local socket is socket. It must be root, or
-// the server's user. LogFile is where the server's log is; empty means wherever its
-// standard error goes, if that is a file.
-func Look(data, socket, logFile string) (*Machine, error) {
+// FindMachine inspects the process of the server whose local socket is socket. It must run
+// as root, or as the server's user. logFile is the server's log; empty means the file that
+// its standard error goes to, if that is a file.
+func FindMachine(data, socket, logFile string) (*Machine, error) {
 	pid, err := peer(socket)
 	if err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func listening(pid int) (ports []uint16, err error) {
 	for _, table := range []string{"tcp", "tcp6"} {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
 		if err != nil {
-			continue // without IPv6 there is none
+			continue // without IPv6 there is no tcp6
 		}
 		for line := range strings.Lines(string(b)) {
 			f := strings.Fields(line)
@@ -101,8 +101,8 @@ func listening(pid int) (ports []uint16, err error) {
 	return ports, nil
 }
 
-// addresses returns this machine's addresses that are not for one link alone. The
-// loopback ones are among them: inside they mean the sandbox.
+// addresses returns this machine's addresses, without link-local and loopback ones. In a
+// sandbox a loopback address means the sandbox itself.
 func addresses() (out []string, err error) {
 	list, err := net.InterfaceAddrs()
 	for _, a := range list {
@@ -113,9 +113,8 @@ func addresses() (out []string, err error) {
 	return out, err
 }
 
-// traces returns what on this machine still belongs to a sandbox: processes, mounts,
-// cgroups, and files in the data directory. The log of its programs stays on purpose,
-// and is not counted.
+// traces returns what belongs to a sandbox on this machine: processes, mounts, cgroups, and
+// files in the data directory. The logs of its programs are kept on purpose and left out.
 func (m *Machine) traces(id string) (found []string) {
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil { // unreachable: the pattern is ours
@@ -132,7 +131,7 @@ func (m *Machine) traces(id string) (found []string) {
 	for _, top := range []string{"/sys/fs/cgroup", m.Data} {
 		_ = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 			if err != nil {
-				return nil //nolint:nilerr // it went away meanwhile
+				return nil //nolint:nilerr // it was removed meanwhile
 			}
 			if d.IsDir() && top == m.Data && path == filepath.Join(m.Data, "logs") {
 				return fs.SkipDir
@@ -146,17 +145,17 @@ func (m *Machine) traces(id string) (found []string) {
 	return found
 }
 
-// maxScanned is how much of one file is searched, in bytes.
+// maxScanned is how many bytes of one file are searched.
 const maxScanned = 4 << 30
 
-// holding returns the files of the data directory that have one of the needles in
-// them, by needle. Images of templates and volumes are not searched.
-func (m *Machine) holding(needles ...string) (map[string][]string, error) {
+// filesWith returns, for each needle, the files of the data directory that contain it.
+// Images of templates and volumes are not searched.
+func (m *Machine) filesWith(needles ...string) (map[string][]string, error) {
 	found := map[string][]string{}
 	err := filepath.WalkDir(m.Data, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return nil // it went away meanwhile
+			return nil // it was removed meanwhile
 		case err != nil:
 			return err
 		case d.IsDir() && slices.Contains([]string{"templates", "volumes"}, d.Name()):
@@ -176,7 +175,7 @@ func (m *Machine) holding(needles ...string) (map[string][]string, error) {
 	return found, err
 }
 
-// search returns which needles, of at most 1 KiB each, are in a file.
+// search returns the needles, of at most 1 KiB each, that a file contains.
 func search(path string, needles []string) (found []string, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -205,10 +204,11 @@ func search(path string, needles []string) (found []string, err error) {
 	}
 }
 
-// wrongKey uses the API with a key, at whichever port of the server that is.
+// wrongKey uses the API with a key, and returns the status. It tries the server's ports one
+// after the other until one answers as the API does.
 func (m *Machine) wrongKey(ctx context.Context, key string) (status int, err error) {
-	// Its certificate is for its name, and nothing is secret here.
-	way := &http.Transport{DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true} //nolint:gosec // see above
+	// The certificate is not for 127.0.0.1, and the key is not secret.
+	transport := &http.Transport{DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true} //nolint:gosec // see above
 	for _, p := range m.Ports {
 		for _, scheme := range []string{"http", "https"} {
 			req, err2 := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("%s://127.0.0.1:%d/v2/sandboxes", scheme, p), http.NoBody)
@@ -217,8 +217,8 @@ func (m *Machine) wrongKey(ctx context.Context, key string) (status int, err err
 			}
 			req.Header.Set("X-Api-Key", key)
 			req.Header.Set("Authorization", "Bearer "+key)
-			// Not over the local socket: there no key is asked for.
-			resp, err2 := way.RoundTrip(req)
+			// Not over the local socket, which needs no key.
+			resp, err2 := transport.RoundTrip(req)
 			if err2 != nil {
 				err = err2
 				continue
@@ -229,5 +229,5 @@ func (m *Machine) wrongKey(ctx context.Context, key string) (status int, err err
 			}
 		}
 	}
-	return 0, errors.Join(errors.New("no port of the server answers as the API does"), err)
+	return 0, errors.Join(errors.New("no port of the server answers like the API"), err)
 }

@@ -1,13 +1,13 @@
-# Tries, inside a sandbox, what must not work there, and prints what came of it: a JSON
-# object in a line for each attempt. The argument is a JSON array of jobs. A job has a
-# name, a kind, and what the kind takes; "root": true asks for root's rights, where the
-# template lets its user have them.
+# Runs in a sandbox, tries what must not work there, and prints the outcome of each attempt
+# as one line of JSON. The argument is a JSON array of jobs. A job has a name ("what"), a
+# kind, and the fields of its kind. A job with "root": true runs as root if the template's
+# user may use sudo.
 import concurrent.futures, ctypes, errno, glob, hashlib, json, os, re, socket, struct, subprocess, sys, tempfile, time
 
-LIMIT = 5  # seconds of one try
+LIMIT = 5  # seconds for each target
 
 
-def of(e):
+def outcome_of(e):
     if isinstance(e, TimeoutError):
         return "silent", "no answer in %d s" % LIMIT
     if isinstance(e, (FileNotFoundError, ProcessLookupError, NotADirectoryError)):
@@ -18,7 +18,7 @@ def of(e):
 
 
 def worst(outcomes):
-    # Of several targets with one name: that one of them is reached counts.
+    # If a job has several targets, one that is reached decides.
     for want in ("broken", "done", "silent", "refused", "absent"):
         for o in outcomes:
             if o[0] == want:
@@ -31,7 +31,7 @@ def each(targets, f):
         try:
             o, d = f(t)
         except Exception as e:
-            o, d = of(e)
+            o, d = outcome_of(e)
         return o, ("%s: %s" % (t if isinstance(t, str) else "%s:%s" % tuple(t[:2]), d)).strip(": ")
     if not targets:
         return "broken", "nothing to try"
@@ -86,17 +86,17 @@ def udp(t):
     return "done", "answered"
 
 
-def question(name):
+def txt_query(name):
     return struct.pack(">HHHHHH", 7, 0x0100, 1, 0, 0, 0) + b"".join(bytes([len(p)]) + p.encode() for p in name.split(".")) + b"\0" + struct.pack(">HH", 16, 1)
 
 
 def dns(job):
-    # A tunnel's question: data of ours in the name, to be answered by whoever reads it.
+    # A query as a DNS tunnel sends it: the name carries data for the name server that reads it.
     def f(t):
         s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         s.settimeout(LIMIT)
         s.connect((t[0], t[1]))
-        s.send(question(job["lookup"]))
+        s.send(txt_query(job["lookup"]))
         got = s.recv(4096)
         _, flags, _, answers = struct.unpack(">HHHH", got[:8])
         if flags & 15 == 0 or answers:
@@ -134,7 +134,7 @@ def icmp(host):
             got = got[(got[0] & 15) * 4:]
         if got[0] in (0, 129):
             return "done", "echoed"
-        if got[0] not in (8, 128):  # its own question, on the loopback
+        if got[0] not in (8, 128):  # its own request, which the loopback interface returns too
             return "refused", "type %d" % got[0]
     return "silent", "no echo"
 
@@ -149,7 +149,7 @@ def libc():
     return ctypes.CDLL(None, use_errno=True)
 
 
-def called(n):
+def check(n):
     if n < 0:
         e = ctypes.get_errno()
         raise OSError(e, os.strerror(e))
@@ -159,9 +159,9 @@ def mount(kind):
     d = tempfile.mkdtemp()
     c = libc()
     if kind == "bind":
-        called(c.mount(b"/proc", d.encode(), None, 4096, None))
+        check(c.mount(b"/proc", d.encode(), None, 4096, None))
     else:
-        called(c.mount(b"none", d.encode(), kind.encode(), 0, None))
+        check(c.mount(b"none", d.encode(), kind.encode(), 0, None))
     c.umount2(d.encode(), 2)
     return "done", "mounted"
 
@@ -177,13 +177,13 @@ def device(t):
 def ptrace(pid):
     c = libc()
     c.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-    called(c.ptrace(0x4206, int(pid), None, None))  # PTRACE_SEIZE does not stop it
+    check(c.ptrace(0x4206, int(pid), None, None))  # PTRACE_SEIZE, which does not stop the process
     return "done", "attached"
 
 
 def module(_):
     c = libc()
-    called(c.syscall(175, b"x", 1, b""))
+    check(c.syscall(175, b"x", 1, b""))  # init_module
     return "done", "loaded"
 
 
@@ -198,8 +198,8 @@ def http(t):
 
 
 def search(job):
-    # The value that is looked for is known by its form and its hash alone: an argument
-    # with it would be found itself.
+    # The job has only the form and the hash of the value. An argument with the value
+    # itself would be found in this process.
     form, want = re.compile(job["form"].encode()), job["hash"]
 
     def has(data):
@@ -219,7 +219,7 @@ def search(job):
                 looked += 1
             except OSError:
                 pass
-        return "absent", "looked at %d" % looked
+        return "absent", "looked at %d files" % looked
     if where == "memory":
         for p in glob.glob("/proc/[0-9]*"):
             try:
@@ -265,11 +265,11 @@ def has_environ(job):
     if not v:
         return "absent", "not set"
     if hashlib.sha256(v.encode()).hexdigest() == job["hash"]:
-        return "refused", "it is the value itself"
+        return "refused", "it is the secret's value"
     return "done", "%d characters" % len(v)
 
 
-def called_file(job):
+def find_name(job):
     end = time.monotonic() + 20
     for d, below, names in (x for top in job.get("below") or ["/"] for x in os.walk(top)):
         below[:] = [b for b in below if os.path.join(d, b) not in ("/proc", "/sys")]
@@ -278,7 +278,7 @@ def called_file(job):
         for n in names + below:
             if n in job["names"]:
                 return "done", os.path.join(d, n)
-    return "absent", "no such name"
+    return "absent", "no file has such a name"
 
 
 def loopback(_):
@@ -301,7 +301,7 @@ def do(job):
     if kind == "environ":
         return has_environ(job)
     if kind == "called":
-        return called_file(job)
+        return find_name(job)
     return each(targets, KINDS[kind])
 
 
@@ -318,7 +318,7 @@ def main():
     mine = [j for j in jobs if not j.get("root") or os.geteuid() == 0]
     roots = [j for j in jobs if j not in mine]
     if roots:
-        # Whoever may become root, tries as root.
+        # Try as root if sudo allows it without a password.
         try:
             may = subprocess.run(["sudo", "-n", "true"], capture_output=True, timeout=20).returncode == 0
         except (OSError, subprocess.TimeoutExpired):

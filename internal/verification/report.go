@@ -10,18 +10,18 @@ import (
 	"time"
 )
 
-const note = "What was tried inside is told by the template's own Python: a hostile template can lie about it. " +
-	"What the server recorded and what this machine shows cannot be changed from inside."
+const note = "Attempts in sandboxes are made and reported by the template's own Python, so a hostile template can fake them. " +
+	"Code in a sandbox cannot change what the server recorded or what was seen on this machine."
 
-// A Report is what a verification came to.
+// A Report is the result of a verification.
 type Report struct {
-	ID       string    `json:"id"` // of its entries in the audit; empty: not recorded
+	ID       string    `json:"id"` // of its entries in the audit; empty if it is not recorded
 	Template string    `json:"template"`
 	Started  time.Time `json:"started"`
 	Passed   int       `json:"passed"`
 	Failed   int       `json:"failed"`
 	Results  []Result  `json:"results"`
-	Note     string    `json:"note"` // what the results do not show
+	Note     string    `json:"note"` // what the results cannot prove
 }
 
 func (r *Report) add(out Result) {
@@ -43,8 +43,8 @@ func (r *Report) Digest() string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// Line returns a result in at most two lines of 100 columns, and more only to say
-// why it failed.
+// Line returns a result as text for a terminal of 100 columns: a line of what was tried,
+// then what was seen and expected.
 func (r *Result) Line() string {
 	mark := "ok  "
 	if !r.Passed {
@@ -70,6 +70,7 @@ func (r *Result) Line() string {
 	return b.String()
 }
 
+// fit returns s, cut to at most so many characters.
 func fit(s string, most int) string {
 	if rs := []rune(s); len(rs) > most {
 		return string(rs[:most-1]) + "…"
@@ -77,8 +78,8 @@ func fit(s string, most int) string {
 	return s
 }
 
-// JUnit returns the report in the XML of JUnit, which CI services read: a suite for
-// each group.
+// JUnit returns the report as JUnit XML, which CI services read, with a suite for each
+// group.
 func (r *Report) JUnit() ([]byte, error) {
 	type failure struct {
 		Message string `xml:"message,attr"`

@@ -26,21 +26,21 @@ import (
 	"postern/internal/guest/processpb"
 )
 
-// probe is the program that makes the attempts inside.
+// probe is the program that makes attempts in a sandbox.
 //
 //go:embed probe.py
 var probe string
 
-// A Server is the server that is verified, and what of it can be seen from here.
+// A Server is the server to verify.
 type Server struct {
-	API      *client.Client // as a person: the audit is read, and secrets and templates are made
-	HTTP     *http.Client   // the way to the server, also for what runs in sandboxes; its Timeout does not count
+	API      *client.Client // acts for a person who may read the audit and manage secrets and templates
+	HTTP     *http.Client   // for requests to ports of sandboxes; its Timeout is ignored
 	Base     string         // address of the server, such as "http://127.0.0.1:3000"
-	Template string         // what sandboxes start from; empty means "base"
+	Template string         // template of the sandboxes; empty means "base"
 	Contract string         // name of a contract, for the group contract; may be empty
-	ID       string         // of the verification, which the server's log names; empty: it was not announced
+	ID       string         // of the verification, as in the server's log; empty if it was not announced
 
-	Machine *Machine // what this machine shows of the server; nil: it runs elsewhere
+	Machine *Machine // the server's machine; nil if it is not this one
 }
 
 // guestPort is where the guest listens in each sandbox, on E2B's wire.
@@ -50,9 +50,9 @@ const guestPort = 49983
 type session struct {
 	Server
 
-	marker string // random; in the names of all that is made
-	box    *box   // that checks share; nil before the first
-	boxes  []*box
+	marker string // random; in the names of everything that the session creates
+	box    *box   // the shared sandbox; nil until it is needed
+	boxes  []*box // all sandboxes
 	undo   []func(context.Context) error
 }
 
@@ -62,20 +62,20 @@ func open(server Server) (*session, error) {
 	}
 	server.Template = cmp.Or(server.Template, "base")
 	h := *server.HTTP
-	h.Timeout = 0 // contexts bound what is tried
+	h.Timeout = 0 // each attempt has a context
 	server.HTTP = &h
 	return &session{Server: server, marker: "verify-" + strings.ToLower(rand.Text()[:12])}, nil
 }
 
-// close ends what the checks left: sandboxes, secrets, templates. It does so also
-// when ctx has ended.
+// close removes the sandboxes, secrets and templates that the checks left, also if ctx has
+// ended.
 func (s *session) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	var errs []error
 	for _, b := range s.boxes {
 		if err := b.kill(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("sandbox %s is still there: %w", b.id, err))
+			errs = append(errs, fmt.Errorf("sandbox %s is left: %w", b.id, err))
 		}
 	}
 	for _, f := range s.undo {
@@ -96,8 +96,8 @@ type box struct {
 	gone            bool
 }
 
-// create starts a sandbox that ends by itself after five minutes, also if this
-// program does not come to end it.
+// create starts a sandbox with a lifetime of five minutes, so that it ends even if this
+// program is killed.
 func (s *session) create(ctx context.Context, body map[string]any) (*box, error) {
 	metadata := map[string]string{"postern.verification": s.marker}
 	in := map[string]any{"templateID": s.Template, "timeout": 300}
@@ -127,7 +127,7 @@ func (s *session) create(ctx context.Context, body map[string]any) (*box, error)
 	return b, nil
 }
 
-// shared returns the sandbox in which checks look that change nothing.
+// shared returns the sandbox for checks that change nothing in it.
 func (s *session) shared(ctx context.Context) (*box, error) {
 	if s.box == nil || s.box.gone {
 		b, err := s.create(ctx, nil)
@@ -151,7 +151,7 @@ func (b *box) kill(ctx context.Context) error {
 	return err
 }
 
-// Do implements [connect.HTTPClient]: it names the sandbox and shows its token.
+// Do implements [connect.HTTPClient]. It adds the sandbox's address and token to a request.
 func (b *box) Do(req *http.Request) (*http.Response, error) {
 	b.address(req, guestPort)
 	req.Header.Set("X-Access-Token", b.access)
@@ -164,11 +164,11 @@ func (b *box) address(req *http.Request, port int) {
 	req.Header.Set("E2b-Sandbox-Port", strconv.Itoa(port))
 }
 
-// maxOutput is how much of a program's output is kept, in bytes.
+// maxOutput is how many bytes of a program's output are kept.
 const maxOutput = 1 << 20
 
-// run runs a program inside, and returns what it wrote to its standard output and
-// the code with which it exited. Read, if it is not nil, gets the output instead.
+// run runs a program in the sandbox, and returns its standard output and its exit code: -1
+// if a signal ended it. If read is not nil, it gets the output instead.
 func (b *box) run(ctx context.Context, read func([]byte) error, args ...string) (stdout string, code int, err error) {
 	noInput := false
 	api := processpb.NewProcessClient(b, b.s.Base)
@@ -199,8 +199,8 @@ func (b *box) run(ctx context.Context, read func([]byte) error, args ...string) 
 	return out.String(), 0, cmp.Or(stream.Err(), io.ErrUnexpectedEOF)
 }
 
-// A job is an attempt that the probe makes. The fields besides What and Kind are
-// those of the kind.
+// A job is an attempt that the probe makes. Which fields besides What and Kind are used
+// depends on the kind, see probe.py.
 type job struct {
 	What     string   `json:"what"`
 	Kind     string   `json:"kind"`
@@ -221,7 +221,7 @@ func program(jobs []job) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	source, err := json.Marshal(probe) // a string of JSON is one of Python, for ASCII
+	source, err := json.Marshal(probe) // an ASCII string in JSON is also one in Python
 	if err != nil {
 		return nil, err
 	}
@@ -248,8 +248,8 @@ func (b *box) attempts(ctx context.Context, jobs ...job) ([]Attempt, error) {
 	return made, err
 }
 
-// parse reads what the probe printed. It is what a sandbox says: anything else than
-// the probe's lines is an error.
+// parse parses the output of the probe, which is hostile. Anything but lines of attempts is
+// an error.
 func parse(out string) (made []Attempt, err error) {
 	lines := bufio.NewScanner(strings.NewReader(out))
 	lines.Buffer(nil, maxOutput)
@@ -272,7 +272,7 @@ func parse(out string) (made []Attempt, err error) {
 	return made, lines.Err()
 }
 
-// get makes a GET request to a port of b as anybody would, and returns the status.
+// get makes a GET request to a port of b as any client would, and returns the status.
 func (b *box) get(ctx context.Context, port int, token string) (int, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.s.Base+"/", http.NoBody)
 	if err != nil {
@@ -291,14 +291,13 @@ func (b *box) get(ctx context.Context, port int, token string) (int, error) {
 	return resp.StatusCode, err
 }
 
-// recorded returns the attempt to find, in the audit, that the wall refused what
-// match says. It is the host's word: a network without a way out would refuse
-// connections as well.
+// recorded returns the attempt to find, in the audit, the wall's refusals of all addresses
+// or names in match. Without it a machine that has no network at all would pass.
 func (b *box) recorded(ctx context.Context, what string, match ...string) Attempt {
 	var text strings.Builder
 	for e, err := range b.s.API.Audit.List(ctx, client.AuditQuery{Object: b.id, Verb: string(audit.EgressDenied), Limit: 1000}) {
 		if err != nil {
-			return Attempt{what, Broken, "the audit cannot be read: " + clean(err.Error())}
+			return Attempt{what, Broken, "read the audit: " + clean(err.Error())}
 		}
 		text.Write(e.Detail)
 		text.WriteByte('\n')
@@ -308,7 +307,7 @@ func (b *box) recorded(ctx context.Context, what string, match ...string) Attemp
 			return Attempt{what, Absent, m + " is not in the audit"}
 		}
 	}
-	return Attempt{what, Done, fmt.Sprintf("%d in the audit", len(match))}
+	return Attempt{what, Done, fmt.Sprintf("%d refusals in the audit", len(match))}
 }
 
 func hash(s string) string {
@@ -316,8 +315,8 @@ func hash(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// canary returns a random value of a form by which it can be looked for without
-// naming it.
+// canary returns a random value of the form canaryForm, so that the probe can look for it
+// without knowing it.
 func canary() string {
 	var b [24]byte
 	_, _ = rand.Read(b[:]) // never fails

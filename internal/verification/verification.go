@@ -1,18 +1,17 @@
 // Package verification tries, on a running server, what code in a sandbox must not
-// be able to do, and reports for each attempt what was expected and what was seen.
+// be able to do, and reports for each check what was expected and what was seen.
 //
-// A [Check] is a row of the table: attempts by name, and the outcomes that each must
-// have. Its attempts are made in disposable sandboxes, over the API that everybody
-// uses, and on this machine where the server's data directory is known. [Judge] then
-// compares: it needs no server, so the tests show for each check a world with a hole
-// in which it fails.
+// A [Check] is a row of a table: named attempts, and the outcomes that each may have. The
+// attempts are made in disposable sandboxes, over the public API and, if the server runs
+// here, on this machine. [Check.Judge] then compares the outcomes. It needs no server, so
+// the tests can show that each check fails where the isolation has a hole.
 //
-// A check never passes by default. An attempt that was not made, or not in its time,
-// counts as a failure; and most checks have a control, an attempt that must succeed,
-// so that a probe which can do nothing does not prove that nothing can be done.
+// A check never passes by default. An attempt that was not made, or not in time, is a
+// failure. Most checks have a control, an attempt that must succeed: a probe that can do
+// nothing at all must not pass as proof of isolation.
 //
-// The probe runs inside. A template that is hostile could answer for it, so what a
-// template's own programs say is worth as much as the template; see [Report.Note].
+// The probe runs in the sandbox, with the template's programs. A hostile template can fake
+// its answers, see [Report.Note].
 package verification
 
 import (
@@ -24,7 +23,7 @@ import (
 	"time"
 )
 
-// An Outcome is what came of an attempt.
+// An Outcome is the outcome of an attempt.
 type Outcome string
 
 // The outcomes.
@@ -32,37 +31,36 @@ const (
 	Done    Outcome = "done"    // it worked
 	Refused Outcome = "refused" // it failed at once, with an error
 	Silent  Outcome = "silent"  // nothing answered within its time
-	Absent  Outcome = "absent"  // what it looked for is not there
-	Broken  Outcome = "broken"  // it could not be made
+	Absent  Outcome = "absent"  // what it looked for was not found
+	Broken  Outcome = "broken"  // the attempt could not be made
 )
 
-// An Attempt is one thing that was tried.
+// An Attempt is one thing that was tried, and its outcome.
 type Attempt struct {
 	What    string  `json:"what"`
 	Outcome Outcome `json:"outcome"`
 	Detail  string  `json:"detail,omitempty"` // an error, an address or a number; never content
 }
 
-// A Want says which outcomes an attempt may have.
+// A Want names an attempt that must be made, and the outcomes that it may have.
 type Want struct {
 	What string
 	Any  []Outcome
 }
 
-// control is a Want of an attempt that must succeed, by which a check knows that its
-// other attempts were real.
+// control wants an attempt to succeed. It shows that the check's other attempts were real.
 func control(what string) Want { return Want{what, []Outcome{Done}} }
 
-// refused is a Want of an attempt that must fail at once.
+// refused wants an attempt to fail at once.
 func refused(what string) Want { return Want{what, []Outcome{Refused}} }
 
-// noWay is a Want of an attempt that must fail, however it does.
+// noWay wants an attempt to fail in any way.
 func noWay(what string) Want { return Want{what, []Outcome{Refused, Absent, Silent}} }
 
-// absent is a Want of an attempt that must find nothing.
+// absent wants an attempt to find nothing.
 func absent(what string) Want { return Want{what, []Outcome{Absent}} }
 
-// hidden is a Want of something that must not be readable, whether it is there or not.
+// hidden wants something to be unreadable, whether it exists or not.
 func hidden(what string) Want { return Want{what, []Outcome{Refused, Absent}} }
 
 // A Group is a set of checks that can be asked for by name.
@@ -81,7 +79,7 @@ const (
 	Contract  Group = "contract"
 )
 
-// Groups returns the groups, in the order in which they are checked.
+// Groups returns all groups, in the order in which Run should check them.
 func Groups() []Group {
 	return []Group{Files, Egress, Ports, State, Secrets, Teardown, Templates, Bombs, Contract}
 }
@@ -90,15 +88,15 @@ func Groups() []Group {
 type Check struct {
 	ID       string // group and a word: "egress.tcp"
 	Group    Group
-	Tried    string // from inside, for a person
-	Expected string
+	Tried    string // what is tried, as text for people; at most 64 characters
+	Expected string // what should happen, as text for people
 	Wants    []Want
 
 	limit time.Duration // for all its attempts
 	try   func(ctx context.Context, s *session) ([]Attempt, error)
 }
 
-// A Result is what a check came to.
+// A Result is the result of a check.
 type Result struct {
 	ID       string    `json:"id"`
 	Group    Group     `json:"group"`
@@ -110,13 +108,13 @@ type Result struct {
 	Attempts []Attempt `json:"attempts"`
 }
 
-// Judge compares attempts with what c wants, and says what was seen. An attempt that
-// is missing, made twice or not wanted fails the check: a program inside that prints
-// lines of its own must not be able to hide one of ours.
+// Judge compares attempts with c.Wants, and returns what was seen and whether the check
+// passes. An attempt that is missing, made twice or not wanted fails the check: a program in
+// the sandbox that prints lines of its own must not be able to hide one of the probe's.
 func (c *Check) Judge(made []Attempt, err error) (seen string, ok bool) {
 	var wrong []string
 	if err != nil {
-		wrong = append(wrong, "could not be made: "+clean(err.Error()))
+		wrong = append(wrong, "not completed: "+clean(err.Error()))
 	}
 	for _, w := range c.Wants {
 		var found []Attempt
@@ -126,18 +124,18 @@ func (c *Check) Judge(made []Attempt, err error) (seen string, ok bool) {
 			}
 		}
 		switch {
-		case len(found) == 0 && err != nil: // that says it
+		case len(found) == 0 && err != nil: // err is the reason
 		case len(found) == 0:
 			wrong = append(wrong, w.What+": was not tried")
 		case len(found) > 1:
-			wrong = append(wrong, w.What+": has two answers")
+			wrong = append(wrong, w.What+": has more than one outcome")
 		case !slices.Contains(w.Any, found[0].Outcome):
 			wrong = append(wrong, found[0].String())
 		}
 	}
 	for _, a := range made {
 		if !slices.ContainsFunc(c.Wants, func(w Want) bool { return w.What == a.What }) {
-			wrong = append(wrong, clean(a.What)+": was not asked for")
+			wrong = append(wrong, clean(a.What)+": is not an attempt of this check")
 		}
 	}
 	if len(wrong) > 0 {
@@ -154,7 +152,7 @@ func (a Attempt) String() string {
 	return fmt.Sprintf("%s: %s (%s)", clean(a.What), a.Outcome, clean(a.Detail))
 }
 
-// summary says how many attempts had which outcome.
+// summary counts the attempts by outcome.
 func summary(made []Attempt) string {
 	var out []string
 	for _, o := range []Outcome{Refused, Absent, Silent, Done} {
@@ -171,7 +169,7 @@ func summary(made []Attempt) string {
 	return strings.Join(out, ", ")
 }
 
-// clean makes text that may come from a sandbox fit for a line: printable and short.
+// clean returns text that may come from a sandbox as one short printable line.
 func clean(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r >= 0x7f && r <= 0x9f {
@@ -185,8 +183,8 @@ func clean(s string) string {
 	return s
 }
 
-// Select returns the checks of some groups; no groups means all that need no contract,
-// and with a contract all.
+// Select returns the checks of the groups in only, or of all groups if it is empty. Without
+// a contract it leaves out the group [Contract], and refuses it in only.
 func Select(only []string, contract bool) ([]*Check, error) {
 	for _, o := range only {
 		if !slices.Contains(Groups(), Group(o)) {
@@ -211,9 +209,9 @@ func Select(only []string, contract bool) ([]*Check, error) {
 	return out, nil
 }
 
-// Run makes the attempts of checks one after the other and judges them. It calls seen
-// after each. The sandboxes, secrets and templates that it makes are gone when it
-// returns; if they could not be removed, the error says which.
+// Run makes the attempts of checks, one check after the other, and judges them. It calls
+// seen with each result. Before it returns, it removes the sandboxes, secrets and templates
+// that it created; the error says what could not be removed.
 func Run(ctx context.Context, server Server, checks []*Check, seen func(Result)) (Report, error) {
 	s, err := open(server)
 	if err != nil {
@@ -231,13 +229,13 @@ func Run(ctx context.Context, server Server, checks []*Check, seen func(Result))
 	return r, s.close(ctx)
 }
 
-// make makes the attempts of one check within its time.
+// make makes the attempts of one check, within its time limit.
 func (s *session) make(ctx context.Context, c *Check) ([]Attempt, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
 	made, err := c.try(ctx, s)
 	if err == nil && ctx.Err() != nil {
-		err = fmt.Errorf("not done within %v", c.limit)
+		err = fmt.Errorf("not completed within %v", c.limit)
 	}
 	return made, err
 }

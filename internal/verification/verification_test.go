@@ -24,7 +24,7 @@ import (
 	"postern/client"
 )
 
-// onHost runs the probe on this machine, where nothing holds it back.
+// onHost runs the probe on this machine, outside of any sandbox.
 func onHost(t *testing.T, env []string, jobs ...job) []Attempt {
 	t.Helper()
 	args, err := program(jobs)
@@ -45,8 +45,7 @@ func onHost(t *testing.T, env []string, jobs ...job) []Attempt {
 	return made
 }
 
-// listener accepts connections on a loopback address, and returns its address for the
-// probe.
+// listener accepts connections on a loopback address, and returns the endpoint.
 func listener(t *testing.T, host string) endpoint {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
@@ -66,7 +65,7 @@ func listener(t *testing.T, host string) endpoint {
 	return endpoint{host, l.Addr().(*net.TCPAddr).Port}
 }
 
-// answering answers each datagram with what f makes of it.
+// answering serves UDP on a loopback address: it answers each datagram with f's result.
 func answering(t *testing.T, f func([]byte) []byte) endpoint {
 	t.Helper()
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -87,7 +86,7 @@ func answering(t *testing.T, f func([]byte) []byte) endpoint {
 	return endpoint{"127.0.0.1", c.LocalAddr().(*net.UDPAddr).Port}
 }
 
-// child is a process of this machine that may be looked at.
+// child starts a process on this machine, and returns its ID.
 func child(t *testing.T) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "sleep", "600")
@@ -98,9 +97,8 @@ func child(t *testing.T) string {
 	return strconv.Itoa(cmd.Process.Pid)
 }
 
-// careless is a session with a server that says yes to everybody: it knows every
-// sandbox, also those that were killed, serves every port to whoever asks, and every
-// build is ready.
+// careless returns a session with a server that refuses nothing: every sandbox exists, also
+// after a kill, every port answers without a token, and every build succeeds.
 func careless(t *testing.T) *session {
 	t.Helper()
 	const id = "iaaaaaaaaaaaaaaaaaaaa"
@@ -136,6 +134,7 @@ func careless(t *testing.T) *session {
 	return s
 }
 
+// file writes a file to a directory of its own, and returns its path.
 func file(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -145,7 +144,7 @@ func file(t *testing.T, name, text string) string {
 	return path
 }
 
-// tried makes the attempts of a check in a careless world.
+// tried makes the attempts of a check with a careless server.
 func tried(t *testing.T, id string) []Attempt {
 	t.Helper()
 	made, err := find(t, id).try(t.Context(), careless(t))
@@ -166,8 +165,8 @@ func find(t *testing.T, id string) *Check {
 	return nil
 }
 
-// played runs one of the programs of the checks on this machine.
-func played(t *testing.T, source string, args ...string) string {
+// runScript runs a Python program of a check on this machine, and returns its output.
+func runScript(t *testing.T, source string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "python3", append([]string{"-I", "-c", source}, args...)...)
 	cmd.Dir = t.TempDir()
@@ -180,9 +179,9 @@ func played(t *testing.T, source string, args ...string) string {
 
 const planted = "vfy_0123456789abcdef0123456789abcdef0123456789abcdef"
 
-// holes has, for each check, a world in which what must be impossible works: the
-// probe on this machine, where nothing is refused, a server that says yes to all, or
-// a file with a secret in it. Each returns the attempts that were made there.
+// holes has, for each check, a world in which the isolation has a hole: the probe on this
+// machine, where nothing is refused, a careless server, or a file that contains a secret.
+// Each function returns the attempts that it made in that world.
 var holes = map[string]func(t *testing.T) []Attempt{
 	"files.guest": func(t *testing.T) []Attempt { return onHost(t, nil, guestJobs(child(t))...) },
 	"files.host": func(t *testing.T) []Attempt {
@@ -191,7 +190,7 @@ var holes = map[string]func(t *testing.T) []Attempt{
 		return onHost(t, nil, jobs[1])
 	},
 	"files.others": func(t *testing.T) []Attempt {
-		return onHost(t, nil, job{What: "the other's files", Kind: "called", Names: []string{"m.file"}, Below: []string{filepath.Dir(file(t, "m.file", "x"))}})
+		return onHost(t, nil, job{What: "the other sandbox's files", Kind: "called", Names: []string{"m.file"}, Below: []string{filepath.Dir(file(t, "m.file", "x"))}})
 	},
 	"files.kernel": func(t *testing.T) []Attempt { return onHost(t, nil, kernelJobs(child(t))[3]) },
 	"egress.tcp": func(t *testing.T) []Attempt {
@@ -206,7 +205,7 @@ var holes = map[string]func(t *testing.T) []Attempt{
 			binary.BigEndian.PutUint16(a[2:], 0x8180)
 			return a
 		})
-		return onHost(t, nil, job{What: "a tunnel to an outside resolver", Kind: "dns", Lookup: "data.example", Targets: []endpoint{resolver}},
+		return onHost(t, nil, job{What: "a tunnel to a public resolver", Kind: "dns", Lookup: "data.example", Targets: []endpoint{resolver}},
 			job{What: "a tunnel through the sandbox's own resolver", Kind: "resolve", Targets: []string{"localhost"}})
 	},
 	"egress.icmp": func(t *testing.T) []Attempt {
@@ -235,7 +234,7 @@ var holes = map[string]func(t *testing.T) []Attempt{
 	"ports.key": func(t *testing.T) []Attempt {
 		return append(tried(t, "ports.key")[:1], (&Machine{Log: file(t, "log", "wrong key "+planted)}).inLog("the key in the log", planted))
 	},
-	"state.pause":    func(*testing.T) []Attempt { return []Attempt{{"the same process", Refused, "it is another"}} },
+	"state.pause":    func(*testing.T) []Attempt { return []Attempt{{"the same process", Refused, "it is another process"}} },
 	"teardown.calls": func(t *testing.T) []Attempt { return tried(t, "teardown.calls") },
 	"secrets.inside": func(t *testing.T) []Attempt {
 		dir := filepath.Dir(file(t, "config", "key="+planted))
@@ -243,7 +242,7 @@ var holes = map[string]func(t *testing.T) []Attempt{
 	},
 	"secrets.snapshot": func(t *testing.T) []Attempt {
 		m := &Machine{Data: filepath.Dir(file(t, "pages.img", strings.Repeat("\x00", 3<<20-20)+planted+strings.Repeat("\x00", 100)))}
-		found, err := m.holding(planted)
+		found, err := m.filesWith(planted)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -254,21 +253,21 @@ var holes = map[string]func(t *testing.T) []Attempt{
 	},
 	"teardown.machine": func(t *testing.T) []Attempt {
 		m := &Machine{Data: filepath.Dir(file(t, "iaaaaaaaaaaaaaaaaaaaa", "x"))}
-		made, err := killed(t.Context(), m, "iaaaaaaaaaaaaaaaaaaaa", func(context.Context) error { return nil }, 0)
+		made, err := tracesOfKill(t.Context(), m, "iaaaaaaaaaaaaaaaaaaaa", func(context.Context) error { return nil }, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return made
 	},
 	"templates.failing": func(t *testing.T) []Attempt { return tried(t, "templates.failing") },
-	"bombs.processes":   func(*testing.T) []Attempt { return []Attempt{blast("no limit\n", 0, nil, false)} }, // not on this machine
+	"bombs.processes":   func(*testing.T) []Attempt { return []Attempt{bombOutcome("no limit\n", 0, nil, false)} }, // a real fork bomb would take this machine down
 	"bombs.memory": func(t *testing.T) []Attempt {
-		return []Attempt{blast(played(t, memoryBomb, "64", "0"), 0, nil, false)}
+		return []Attempt{bombOutcome(runScript(t, memoryBomb, "64", "0"), 0, nil, false)}
 	},
 	"bombs.disk": func(t *testing.T) []Attempt {
-		return []Attempt{blast(played(t, diskBomb, "0", "300"), 0, nil, false)}
+		return []Attempt{bombOutcome(runScript(t, diskBomb, "0", "300"), 0, nil, false)}
 	},
-	"bombs.output": func(*testing.T) []Attempt { return []Attempt{flooded(strconv.Itoa(maxFlood + 1))} },
+	"bombs.output": func(*testing.T) []Attempt { return []Attempt{floodOutcome(strconv.Itoa(maxFlood + 1))} },
 }
 
 // safe returns the attempts of a world without a hole.
@@ -282,7 +281,7 @@ func safe(c *Check) (made []Attempt) {
 func TestEachCheckFailsWhereThereIsAHole(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
-		t.Fatal("the probe must be able to do what is refused in sandboxes: run this as root")
+		t.Fatal("run this test as root: the probe must be able to do what sandboxes refuse")
 	}
 	for _, c := range table() {
 		t.Run(c.ID, func(t *testing.T) {
@@ -292,17 +291,17 @@ func TestEachCheckFailsWhereThereIsAHole(t *testing.T) {
 			}
 			hole := holes[c.ID]
 			if hole == nil {
-				t.Fatal("no world with a hole shows that this check can fail: add one to holes")
+				t.Fatal("nothing shows that this check can fail: add a world to holes")
 			}
 			found := hole(t)
 			if len(found) == 0 {
 				t.Fatal("nothing was tried in the world with a hole")
 			}
-			// One attempt at a time, so that each shows that it sees its hole.
+			// Replace one attempt at a time, to show that each can fail the check.
 			for _, a := range found {
 				i := slices.IndexFunc(c.Wants, func(w Want) bool { return w.What == a.What })
 				if i < 0 {
-					t.Errorf("%s: the check does not want it", a.What)
+					t.Errorf("%s: not an attempt of this check", a.What)
 					continue
 				}
 				if slices.Equal(c.Wants[i].Any, []Outcome{Done}) && a.Outcome == Done {
@@ -311,9 +310,9 @@ func TestEachCheckFailsWhereThereIsAHole(t *testing.T) {
 				made := safe(c)
 				made[i] = a
 				if seen, ok := c.Judge(made, nil); ok {
-					t.Errorf("%v: it passes: %s", a, seen)
+					t.Errorf("%v: the check passes: %s", a, seen)
 				} else {
-					t.Logf("fails as it must: %s", seen)
+					t.Logf("the check fails: %s", seen)
 				}
 			}
 		})
@@ -323,7 +322,9 @@ func TestEachCheckFailsWhereThereIsAHole(t *testing.T) {
 	}
 }
 
-func TestJudgeTrustsNothing(t *testing.T) {
+// TestJudgePassesOnlyWhatItWants: Judge fails a check unless each wanted attempt was made
+// once, with a wanted outcome, and no other attempt was made.
+func TestJudgePassesOnlyWhatItWants(t *testing.T) {
 	t.Parallel()
 	for _, c := range table() {
 		if len(c.Wants) == 0 || c.limit == 0 || c.try == nil || c.Tried == "" || c.Expected == "" {
@@ -333,7 +334,7 @@ func TestJudgeTrustsNothing(t *testing.T) {
 			t.Errorf("%s is not in the group %s", c.ID, c.Group)
 		}
 		worlds := map[string][]Attempt{
-			"nothing was tried": nil, "twice": append(safe(c), safe(c)...), "a line of somebody else's": append(safe(c), Attempt{"all is well", Done, ""}),
+			"nothing was tried": nil, "twice": append(safe(c), safe(c)...), "an unknown attempt": append(safe(c), Attempt{"all is well", Done, ""}),
 		}
 		for i := range c.Wants {
 			worlds["without "+c.Wants[i].What] = slices.Delete(safe(c), i, i+1)
@@ -347,11 +348,11 @@ func TestJudgeTrustsNothing(t *testing.T) {
 		}
 		for name, made := range worlds {
 			if seen, ok := c.Judge(made, nil); ok {
-				t.Errorf("%s: %s: it passes: %s", c.ID, name, seen)
+				t.Errorf("%s: %s: the check passes: %s", c.ID, name, seen)
 			}
 		}
-		if _, ok := c.Judge(safe(c), errors.New("the server is not there")); ok {
-			t.Errorf("%s passes though its attempts broke off", c.ID)
+		if _, ok := c.Judge(safe(c), errors.New("the server does not answer")); ok {
+			t.Errorf("%s passes although its attempts ended with an error", c.ID)
 		}
 	}
 }
@@ -386,7 +387,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-func TestReports(t *testing.T) {
+// TestReportFormats checks the JUnit XML, the lines and the digest of a report.
+func TestReportFormats(t *testing.T) {
 	t.Parallel()
 	r := Report{Started: time.Unix(1700000000, 0).UTC()}
 	r.add(Result{ID: "egress.tcp", Group: Egress, Tried: "connect", Expected: "refused", Seen: "1 refused", Passed: true, Duration: 12})
@@ -428,7 +430,9 @@ func TestReports(t *testing.T) {
 	}
 }
 
-func TestSelect(t *testing.T) {
+// TestSelectFindsGroups: Select returns the checks of the groups that are asked for, and
+// refuses unknown groups.
+func TestSelectFindsGroups(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		only     []string
