@@ -17,19 +17,19 @@ import (
 	"postern/internal/store"
 )
 
-// ContractMetadata is the metadata key whose value names a stored contract, which then
-// binds the sandbox, whoever calls it.
+// ContractMetadata is the metadata key that names a stored contract. The contract binds the
+// sandbox for all callers.
 const ContractMetadata = "postern.contract"
 
-// createBound creates a sandbox that a stored contract binds. The request may not ask for
-// what the contract decides: to ignore it could mean less than the caller relies on, to
-// grant it would be past the review.
+// createBound creates a sandbox that a stored contract binds. The request must not set what
+// the contract decides on. To ignore such a field could break what the caller relies on, and
+// to grant it would bypass the review.
 func (s *Server) createBound(r *http.Request, who auth.Principal, b *newSandbox) (sandbox.Info, error) {
 	if s.conf.Runs == nil {
 		return sandbox.Info{}, fmt.Errorf("metadata[%q]: contracts are %w", ContractMetadata, errNotYet)
 	}
 	if field := b.beyondContract(r); field != "" {
-		return sandbox.Info{}, fmt.Errorf("%w: %s: cannot be set beside metadata[%q]: the contract decides on it", errRequest, field, ContractMetadata)
+		return sandbox.Info{}, fmt.Errorf("%w: %s: cannot be set together with metadata[%q]: the contract decides on it", errRequest, field, ContractMetadata)
 	}
 	timeout := timeoutOf(b.Timeout, unsetTimeout(r))
 	options, err := b.options(timeout, false)
@@ -38,17 +38,17 @@ func (s *Server) createBound(r *http.Request, who auth.Principal, b *newSandbox)
 	}
 	info, err := s.conf.Runs.Sandbox(r.Context(), who, b.Metadata[ContractMetadata], sandbox.Request{
 		Asked: b.TemplateID, Metadata: b.Metadata, EnvVars: b.EnvVars, Options: options,
-		Egress: policy.Egress{Internet: b.InternetAccess == nil || *b.InternetAccess}, // false closes what the contract opens
+		Egress: policy.Egress{Internet: b.InternetAccess == nil || *b.InternetAccess}, // false withdraws the network that the contract allows
 	})
-	if errors.Is(err, store.ErrNotFound) { // a field of the request is wrong, not its path
+	if errors.Is(err, store.ErrNotFound) { // 400 and not 404: a field is wrong, not the path
 		return info, fmt.Errorf("%w: metadata[%q]: there is no contract %.100q; postern contract put stores one", errRequest, ContractMetadata, b.Metadata[ContractMetadata])
 	}
 	return info, err
 }
 
-// beyondContract returns the name of a field of the request that a contract decides on,
-// or "". The SDKs send templateID and allow_internet_access of their own accord; the
-// contract's values hold.
+// beyondContract returns the name of a field that the request sets although a contract
+// decides on it, or "". templateID and allow_internet_access are not among them: the SDKs
+// always send these, and the contract's values apply.
 func (b *newSandbox) beyondContract(r *http.Request) string {
 	for _, f := range []struct {
 		name string
@@ -58,7 +58,7 @@ func (b *newSandbox) beyondContract(r *http.Request) string {
 		{"mcp", given(b.MCP)},
 		{"iam", b.IAM != nil && len(b.IAM.Tokens) > 0},
 		{"volumeMounts", len(b.VolumeMounts) > 0},
-		{"autoPauseMemory", b.AutoPauseMemory != nil && !*b.AutoPauseMemory}, // a boot would start without its confinement
+		{"autoPauseMemory", b.AutoPauseMemory != nil && !*b.AutoPauseMemory}, // a boot loses the confinement
 		{fmt.Sprintf("metadata[%q]", InboxMetadata), b.Metadata[InboxMetadata] != ""},
 		{fmt.Sprintf("metadata[%q]", PackagesMetadata), b.Metadata[PackagesMetadata] != ""},
 		{fmt.Sprintf("metadata[%q]", secret.Metadata), b.Metadata[secret.Metadata] != ""},
@@ -69,14 +69,14 @@ func (b *newSandbox) beyondContract(r *http.Request) string {
 		}
 	}
 	for name, value := range b.EnvVars {
-		if strings.Contains(value, "${e2b.") { // a secret, which would be past the review
+		if strings.Contains(value, "${e2b.") { // a secret that nobody has reviewed
 			return fmt.Sprintf("envVars[%q]", name)
 		}
 	}
 	return ""
 }
 
-// contractStatus returns the status of an error of contracts, or 0 for other errors.
+// contractStatus returns the HTTP status of an error about contracts, or 0 for other errors.
 func contractStatus(err error) int {
 	for _, c := range []struct {
 		err    error
@@ -95,8 +95,8 @@ func contractStatus(err error) int {
 	return 0
 }
 
-// shownMetadata returns the metadata of a sandbox as callers see it. Of a bound one they
-// see which version of the contract binds it.
+// shownMetadata returns the metadata of a sandbox as callers see it. For a bound sandbox it
+// names the version of the contract that binds it.
 func shownMetadata(i sandbox.Info) map[string]string {
 	if i.Contract == "" {
 		return i.Metadata
@@ -107,32 +107,34 @@ func shownMetadata(i sandbox.Info) map[string]string {
 	return m
 }
 
-// boundRefusal refuses a request that a contract does not allow: everything but the
-// processes of the sandbox. The attack: a caller with the sandbox's tokens writes a
-// program past the view of files, reads a file that was not released, or reaches a
-// service that a program of the contract has opened.
+// boundRefusal refuses all requests to a bound sandbox except those about processes. It
+// returns nil for requests that are allowed.
+//
+// The attack: a caller with the sandbox's tokens writes a program outside of the view of
+// files, reads a file that was not released, or connects to a service that a program in the
+// sandbox has opened.
 func boundRefusal(r *http.Request, t target) *refusal {
 	switch {
 	case t.traffic.Closed:
-		// The attack: an agent of the same project starts more programs beside those that
-		// were reviewed, within the contract, and the run is blamed for them.
-		return &refusal{http.StatusForbidden, "the sandbox is a run's: its commands are those that were reviewed"}
+		// The attack: an agent of the same project starts programs that the contract
+		// allows but nobody has reviewed, and the run is blamed for them.
+		return &refusal{http.StatusForbidden, "the sandbox belongs to a run, and starts only the commands that were reviewed"}
 	case t.traffic.Contract == "":
 		return nil
 	}
 	if t.port == sandbox.GuestPort && (strings.HasPrefix(r.URL.Path, "/process.Process/") || r.URL.Path == "/health") {
 		return nil
 	}
-	what := "its files are not: they leave as artifacts of a run"
+	what := "its files, which leave as artifacts of a run"
 	if t.port != sandbox.GuestPort {
-		what = fmt.Sprintf("port %d is not", t.port)
+		what = fmt.Sprintf("port %d", t.port)
 	}
-	return &refusal{http.StatusForbidden, fmt.Sprintf("the sandbox is bound by contract %s: its processes may be reached, %s", t.traffic.Contract, what)}
+	return &refusal{http.StatusForbidden, fmt.Sprintf("the sandbox is bound by contract %s: its processes may be reached, but not %s", t.traffic.Contract, what)}
 }
 
-// unbound refuses to lend the inbox key in a header to a bound sandbox: to read mail is
-// in no contract.
-func (s *Server) unbound(r *http.Request, who auth.Principal, id string) error {
+// refuseLoan returns an error if the request has an inbox key in its header and a contract
+// binds the sandbox. No contract can allow a sandbox to read mail.
+func (s *Server) refuseLoan(r *http.Request, who auth.Principal, id string) error {
 	if r.Header.Get(InboxKeyHeader) == "" {
 		return nil
 	}

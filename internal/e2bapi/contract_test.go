@@ -11,9 +11,9 @@ import (
 	"postern/internal/sandbox"
 )
 
-// TestBoundSandboxIsReachedAtItsProcessesAlone has a caller with every token of a sandbox
-// that a contract binds: nothing goes past the view of files, and no port is open.
-func TestBoundSandboxIsReachedAtItsProcessesAlone(t *testing.T) {
+// TestBoundSandboxServesOnlyProcesses: a caller with all tokens of a bound sandbox reaches
+// its processes, but neither its files nor its ports.
+func TestBoundSandboxServesOnlyProcesses(t *testing.T) {
 	echo := inside(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "inside") })
 	d := serveData(t, Config{Domain: "boxes.example", PublicPorts: true}, map[uint16]string{sandbox.GuestPort: echo, 3000: echo, InterpreterPort: echo, 50005: echo})
 	d.boxes.traffic = sandbox.Traffic{Public: true, MCP: true, Contract: "report@sha256:abc"}
@@ -51,20 +51,20 @@ func TestBoundSandboxIsReachedAtItsProcessesAlone(t *testing.T) {
 	}
 	d.boxes.traffic.Closed = true
 	for _, path := range []string{"/process.Process/Start", "/files?path=/x"} {
-		if resp := d.do(t, d.request(t, "POST", host(sandbox.GuestPort), path, all, nil)); resp.StatusCode != http.StatusForbidden || !strings.Contains(text(t, resp), "a run's") {
+		if resp := d.do(t, d.request(t, "POST", host(sandbox.GuestPort), path, all, nil)); resp.StatusCode != http.StatusForbidden || !strings.Contains(text(t, resp), "belongs to a run") {
 			t.Errorf("%s of a run's sandbox: %d", path, resp.StatusCode)
 		}
 	}
 	for _, path := range []string{"/files?path=/x", "/process.Process/Start"} {
 		if body := text(t, d.get(t, host(sandbox.GuestPort), path, nil)); strings.Contains(body, "report") {
-			t.Errorf("%s tells a stranger of the contract: %s", path, body)
+			t.Errorf("%s names the contract to a caller without a token: %s", path, body)
 		}
 	}
 }
 
-// TestBoundSandboxHasNothingBesideItsContract sends, beside the name of a contract, each
-// field that could give the sandbox more than what was reviewed.
-func TestBoundSandboxHasNothingBesideItsContract(t *testing.T) {
+// TestCreateBoundRefusesOtherFields: a request that names a contract must not set a field
+// that could give the sandbox more than was reviewed.
+func TestCreateBoundRefusesOtherFields(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"templateID":"base","allow_internet_access":true,"secure":true,"network":{},"mcp":{},"envVars":{"A":"b"}}`: "",
 		`{"network":{"allowOut":["evil.example"]}}`:         "network",
@@ -97,10 +97,10 @@ func TestBoundSandboxHasNothingBesideItsContract(t *testing.T) {
 func TestMetadataOfBoundSandboxNamesItsContract(t *testing.T) {
 	i := sandbox.Info{Metadata: map[string]string{"a": "b", ContractMetadata: "report"}}
 	if got := shownMetadata(i)[ContractMetadata]; got != "report" {
-		t.Errorf("of an unbound one: %q", got)
+		t.Errorf("of an unbound sandbox: %q", got)
 	}
 	i.Contract = "report@sha256:abc"
 	if got := shownMetadata(i); got[ContractMetadata] != "report@sha256:abc" || got["a"] != "b" || i.Metadata[ContractMetadata] != "report" {
-		t.Errorf("of a bound one: %v, and the stored is %v", got, i.Metadata)
+		t.Errorf("of a bound sandbox: %v; stored: %v", got, i.Metadata)
 	}
 }

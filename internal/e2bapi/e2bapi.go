@@ -88,8 +88,8 @@ type Config struct {
 	// Builds are the templates of all projects and of the server. Nil is for tests
 	// without sandboxes.
 	Builds *build.Service
-	// Runs makes the sandboxes that a stored contract binds; nil means that there are
-	// none.
+	// Runs creates sandboxes that a stored contract binds. Nil means that contracts are not
+	// available.
 	Runs *run.Service
 	// CPUs (cores), MemoryMB and DiskMB (mebibytes) are what sandboxes get if their
 	// template does not say.

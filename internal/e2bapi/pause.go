@@ -35,7 +35,7 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request, who auth.Princi
 	if err := decode(r, &b); err != nil {
 		return err
 	}
-	if err := s.unbound(r, who, shortID(r.PathValue("id"))); err != nil {
+	if err := s.refuseLoan(r, who, shortID(r.PathValue("id"))); err != nil {
 		return err
 	}
 	i, resumed, err := s.fleet.Connect(r.Context(), who, shortID(r.PathValue("id")), sandbox.ConnectRequest{

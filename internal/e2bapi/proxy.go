@@ -135,7 +135,7 @@ func (s *Server) admit(r *http.Request, t *target) (leave func(), ref *refusal) 
 	if ref != nil {
 		return nil, ref
 	}
-	if ref := boundRefusal(r, *t); ref != nil { // after the credentials: a stranger learns nothing of contracts
+	if ref := boundRefusal(r, *t); ref != nil { // after the credentials, since the refusal names the contract
 		return nil, ref
 	}
 	leave, ok := s.requests.enter(t.sandbox, open)

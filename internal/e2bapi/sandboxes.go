@@ -105,7 +105,7 @@ func timeoutOf(seconds *int64, unset time.Duration) time.Duration {
 	return time.Duration(min(max(*seconds, -longest), longest)) * time.Second
 }
 
-// unsetTimeout is the timeout of a sandbox whose creator does not say.
+// unsetTimeout returns the timeout of a new sandbox if the request has none.
 func unsetTimeout(r *http.Request) time.Duration {
 	if strings.HasPrefix(r.URL.Path, "/v2/") {
 		return 300 * time.Second

@@ -39,7 +39,8 @@ type Config struct {
 	// Denials returns the last refusals by the wall of a sandbox, newest first. Nil: none
 	// are known.
 	Denials func(sandbox string) []api.Denial
-	// Runs makes runs, and Artifacts has what they made. Nil: there are none here.
+	// Runs performs runs, and Artifacts has their files. Nil means that this server has
+	// none.
 	Runs      *run.Service
 	Artifacts *run.Exports
 	// Template returns the ID of the template that who calls name, and the ID of a

@@ -521,7 +521,7 @@ func TestVersions(t *testing.T) {
 					}
 				}
 				slices.Sort(got)
-				others := []Set{Code, Runs} // an agent inside has a computer
+				others := []Set{Code, Runs} // an agent in a sandbox runs code there
 				if name == "outside" {
 					others = []Set{Network} // the tools about a sandbox's network are for those inside
 				}

@@ -20,7 +20,7 @@ import (
 	"postern/internal/storetest"
 )
 
-// runRows has every tool of the set runs, with arguments.
+// runRows has valid arguments for every tool of the set runs.
 var runRows = map[string]map[string]any{
 	"run_propose":   {"task": "TASK", "contractText": smallJob, "commands": [][]string{{"true"}}, "execution": true, "network": false, "files": true, "credentials": false, "check": "exit code 0", "timeout": "it ends", "cleanup": "all goes", "export": "nothing"},
 	"run_status":    {"runId": "RUN"},
@@ -29,7 +29,7 @@ var runRows = map[string]map[string]any{
 
 const smallJob = "version: 1\nname: job\ncommands: {allow: [{run: \"true\"}]}\nfiles: {inputs: [{path: /in/*}]}\n"
 
-// withRuns lets the server make runs. No sandbox performs them.
+// withRuns makes the server accept runs. There are no sandboxes to perform them.
 func (f *fixture) withRuns(t *testing.T, db *store.DB) {
 	t.Helper()
 	blobs, err := store.OpenBlobs(t.TempDir())
@@ -51,8 +51,8 @@ func (f *fixture) withRuns(t *testing.T, db *store.DB) {
 	f.gate.Handle(policy.KindExport, f.srv.conf.Artifacts)
 }
 
-// TestRunIsolation: an agent sees the runs that its inbox has proposed and no others, a
-// project's key those of its project, and code in a sandbox is offered none of it.
+// TestRunIsolation: an agent sees only the runs that its inbox proposed, a project key sees
+// those of its project, and code in a sandbox is not offered these tools.
 func TestRunIsolation(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)
@@ -96,7 +96,7 @@ func TestRunIsolation(t *testing.T) {
 			name       string
 			key        auth.Secret
 			handler    http.Handler
-			own, plain bool // sees alice's run, and one of the project's key
+			own, plain bool // sees the run of alice, and that of the project key
 			proposes   bool
 			door       int
 		}{
@@ -128,7 +128,7 @@ func TestRunIsolation(t *testing.T) {
 							t.Errorf("%s as %s: status %d, want %d", tool, p.name, status, p.door)
 						}
 					case p.door != 0:
-						t.Errorf("%s as %s: it got in", tool, p.name)
+						t.Errorf("%s as %s: the call was admitted", tool, p.name)
 					case may == got.isErr:
 						t.Errorf("%s of %s as %s: error %v, may %v: %s", tool, id, p.name, got.isErr, may, got.text)
 					case got.isErr && (strings.Contains(got.text, "internal error") || strings.Contains(got.text, "sums")):
@@ -140,9 +140,9 @@ func TestRunIsolation(t *testing.T) {
 	})
 }
 
-// TestRunTools: a run brings its inputs, waits for its review, and what is refused says
-// why.
-func TestRunTools(t *testing.T) {
+// TestRunToolsProposeAndExplainRefusals: a proposal with inputs waits for its review, and a
+// refusal names its reason.
+func TestRunToolsProposeAndExplainRefusals(t *testing.T) {
 	f := setup(t, storetest.SQLite(t), nil)
 	f.withRuns(t, f.srv.db)
 	_, key := f.inbox(t, "analyst")
@@ -165,15 +165,15 @@ func TestRunTools(t *testing.T) {
 		in   args
 		want string
 	}{
-		"missing evidence":   {args{"missing": []string{"which month"}}, "which month"},
-		"a wrong answer":     {args{"network": true}, "network"},
-		"no answers":         {args{"check": ""}, "check"},
-		"no such contract":   {args{"contractText": "", "contract": "none"}, "none"},
-		"a contract unread":  {args{"contractText": "version: 9"}, "version"},
-		"content twice":      {args{"inputs": []any{args{"path": "/in/a", "content": "a", "content_base64": "YQ=="}}}, "inputs[0]"},
-		"too many bytes":     {args{"inputs": []any{args{"path": "/in/a", "content": strings.Repeat("a", maxRunInputs+1)}}}, "8388608"},
-		"an input elsewhere": {args{"inputs": []any{args{"path": "/etc/passwd", "content": "a"}}}, "/etc/passwd"},
-		"an endless wait":    {args{"waitSeconds": 999}, "waitSeconds"},
+		"missing evidence":    {args{"missing": []string{"which month"}}, "which month"},
+		"a wrong answer":      {args{"network": true}, "network"},
+		"no answers":          {args{"check": ""}, "check"},
+		"no such contract":    {args{"contractText": "", "contract": "none"}, "none"},
+		"an invalid contract": {args{"contractText": "version: 9"}, "version"},
+		"content twice":       {args{"inputs": []any{args{"path": "/in/a", "content": "a", "content_base64": "YQ=="}}}, "inputs[0]"},
+		"too many bytes":      {args{"inputs": []any{args{"path": "/in/a", "content": strings.Repeat("a", maxRunInputs+1)}}}, "8388608"},
+		"an input elsewhere":  {args{"inputs": []any{args{"path": "/etc/passwd", "content": "a"}}}, "/etc/passwd"},
+		"too long a wait":     {args{"waitSeconds": 999}, "waitSeconds"},
 	} {
 		r := call(t, cs, "run_propose", base(tt.in))
 		if !r.isErr && r.field("state") != string(run.Refused) || !strings.Contains(r.text, tt.want) || strings.Contains(r.text, "internal error") {

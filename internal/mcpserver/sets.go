@@ -65,7 +65,7 @@ func chosen(r *http.Request, who auth.Principal) ([]*tool, error) {
 		case Code:
 			return inside // it is in a computer already
 		case Runs:
-			// The attack: code in a sandbox that proposes a run with more than it has.
+			// The attack: code in a sandbox proposes a run that may do more than the sandbox.
 			return inside
 		case Core, Drafts, Oversight, All:
 		}
