@@ -368,7 +368,7 @@ func (c *Client) download(ctx context.Context, path ...string) (io.ReadCloser, e
 	return resp.Body, nil
 }
 
-// upload does a request whose body is a file. It is not retried: r is read once.
+// upload sends a request whose body is r. It is not retried, because r can be read only once.
 func (c *Client) upload(ctx context.Context, method string, query url.Values, r io.Reader, path ...string) (*http.Response, error) {
 	u, err := c.url(path, query)
 	if err != nil {

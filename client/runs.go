@@ -17,7 +17,7 @@ type RunService struct{ c *Client }
 // A RunQuery selects runs. Its zero value selects all.
 type RunQuery struct {
 	State    string // such as RunRunning
-	Contract string // its name
+	Contract string // name of the contract
 	Limit    int    // at most 200; 0 means 50
 }
 
@@ -27,7 +27,7 @@ func (s *RunService) Propose(ctx context.Context, n NewRun) (Run, error) {
 	return post[Run](ctx, s.c, n, "v1", "runs")
 }
 
-// Upload stores the bytes of an announced input of a draft.
+// Upload stores the content of an input that a draft announced.
 func (s *RunService) Upload(ctx context.Context, id, path string, r io.Reader) (out Run, err error) {
 	resp, err := s.c.upload(ctx, http.MethodPut, url.Values{"path": {path}}, r, "v1", "runs", id, "input")
 	if err != nil {
@@ -36,7 +36,7 @@ func (s *RunService) Upload(ctx context.Context, id, path string, r io.Reader) (
 	return out, decode(resp, &out)
 }
 
-// Submit proposes a draft whose inputs are all there.
+// Submit proposes a draft after all its inputs were uploaded.
 func (s *RunService) Submit(ctx context.Context, id string) (Run, error) {
 	return post[Run](ctx, s.c, nil, "v1", "runs", id, "propose")
 }
@@ -62,9 +62,9 @@ func (s *RunService) Get(ctx context.Context, id string) (Run, error) {
 	return get[Run](ctx, s.c, nil, "v1", "runs", id)
 }
 
-// Events returns the events of a run after a number, the oldest first, and its state. If
-// there are none it waits for some as long as wait says, at most a minute, unless the run
-// is over.
+// Events returns the events of a run with numbers above after, the oldest first, and the
+// run's state. If there are none and the run is not over, it waits for an event for up to
+// wait, at most a minute.
 func (s *RunService) Events(ctx context.Context, id string, after int64, wait time.Duration) (out RunEventList, err error) {
 	v := url.Values{}
 	if after != 0 {
@@ -77,7 +77,7 @@ func (s *RunService) Events(ctx context.Context, id string, after int64, wait ti
 	return out, err
 }
 
-// Cancel ends a run: one that waits is not started, one that runs is stopped.
+// Cancel cancels a run. A run that waits is not started, and one that runs is stopped.
 func (s *RunService) Cancel(ctx context.Context, id string) (Run, error) {
 	return post[Run](ctx, s.c, nil, "v1", "runs", id, "cancel")
 }
@@ -96,7 +96,7 @@ func (s *ContractService) Get(ctx context.Context, name string) (Contract, error
 	return get[Contract](ctx, s.c, nil, "v1", "contracts", name)
 }
 
-// Put stores a new version of a contract, whose name its text has too.
+// Put stores a new version of a contract. The name must be the one in its text.
 func (s *ContractService) Put(ctx context.Context, name, text string) (out Contract, err error) {
 	err = s.c.do(ctx, request{method: http.MethodPut, path: []string{"v1", "contracts", name}, in: api.ContractText{Text: text}}, &out)
 	return out, err

@@ -67,8 +67,9 @@ func (s *SandboxService) Kill(ctx context.Context, id string) error {
 	return s.c.remove(ctx, "sandboxes", id)
 }
 
-// Commands returns what was started in a sandbox, also in one that has ended some days
-// ago, with at most so many of the newest commands; 0 means 100, and the most is 1000.
+// Commands returns the record of the programs that were started in a sandbox, with at most
+// most of the newest commands: 0 means 100, and the limit is 1000. The record is kept for
+// some days after the sandbox has ended.
 func (s *SandboxService) Commands(ctx context.Context, id string, most int) (SandboxCommands, error) {
 	v := url.Values{}
 	if most > 0 {

@@ -15,7 +15,7 @@ type (
 	VerificationResult = api.VerificationResult
 )
 
-// VerificationService records verifications of the server. Only people may.
+// VerificationService records verifications of the server. Only a person may use it.
 type VerificationService struct{ c *Client }
 
 // Begin announces a verification.
@@ -23,7 +23,7 @@ func (s *VerificationService) Begin(ctx context.Context, n NewVerification) (Ver
 	return post[Verification](ctx, s.c, n, "v1", "verifications")
 }
 
-// End records what the announced verification id came to.
+// End records the result of the announced verification id.
 func (s *VerificationService) End(ctx context.Context, id string, r VerificationResult) error {
 	return s.c.act(ctx, r, "v1", "verifications", id)
 }

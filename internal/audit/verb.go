@@ -370,7 +370,7 @@ var verbs = map[Verb]verbRow{
 
 	RequestUse:  {Info, "approved request released, once"},
 	RequestMade: {Info, "approved request made"},
-	RunArtifact: {Info, "file of a run listed, or refused"},
+	RunArtifact: {Info, "file of a run listed as an artifact, or refused"},
 	RunFiles:    {Info, "files of a run collected"},
 	RunRelease:  {Notice, "file of a run released"},
 	RunProve:    {Info, "statement of a run signed"},
@@ -383,7 +383,7 @@ var verbs = map[Verb]verbRow{
 	RunPropose: {Info, "run proposed"},
 	RunInput:   {Info, "input of a run stored"},
 	RunRefuse:  {Notice, "run refused"},
-	RunApprove: {Info, "run let start"},
+	RunApprove: {Info, "run approved"},
 	RunStart:   {Info, "run started"},
 	RunCommand: {Info, "command of a run ended"},
 	RunCollect: {Info, "commands of a run ended"},
@@ -393,7 +393,7 @@ var verbs = map[Verb]verbRow{
 
 	BenchOpen:           {Info, "sandbox of a build started"},
 	BenchClose:          {Info, "sandbox of a build ended"},
-	SandboxCommands:     {Info, "what was started in it, counted when it ended"},
+	SandboxCommands:     {Info, "number and digest of its commands, when it ended"},
 	SandboxCreate:       {Info, "sandbox created"},
 	SandboxRunning:      {Info, "sandbox started"},
 	SandboxStartAgain:   {Info, "start repeated"},

@@ -108,7 +108,7 @@ func (r *Ring) Lent(ctx context.Context, sandbox auth.Principal) (k *seal.Key, e
 	return k, nil
 }
 
-// Lends reports whether a key is lent to a sandbox.
+// Lends reports whether an inbox key is lent to the sandbox.
 func (r *Ring) Lends(sandboxID string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

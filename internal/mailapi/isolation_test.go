@@ -155,7 +155,7 @@ var (
 // The rules of runs.
 var (
 	readsRuns rule = func(p principal, _ target, ok int) int { return when(p.manages() || p.kind == auth.Agent, ok) }
-	// of the project's managers, and of every key of the inbox that proposed it.
+	// ofRun allows the project's managers, and every key of the inbox that proposed the run.
 	ofRun rule = func(p principal, t target, ok int) int {
 		switch {
 		case p.kind == auth.Agent && p.parts["a"] != "", p.manages() && !p.foreign:
@@ -165,6 +165,7 @@ var (
 		}
 		return http.StatusForbidden
 	}
+	// proposedRun allows only keys of the inbox that proposed the run, except reading keys.
 	proposedRun rule = func(p principal, t target, ok int) int {
 		if p.name == "reading key a" || p.manages() && !p.foreign {
 			return http.StatusForbidden
@@ -510,7 +511,7 @@ var operations = []operation{
 		x.body = newRun(x.n, "")
 	}},
 	{"GET", "/v1/runs/{id}", ofRun, 200, (*trial).draftRun},
-	// Who proposed it, alone: nobody puts a file under another's proposal.
+	// Only the proposer may add inputs to a proposal.
 	{"PUT", "/v1/runs/{id}/input", proposedRun, 400, (*trial).draftRun},
 	{"POST", "/v1/runs/{id}/propose", proposedRun, 400, (*trial).draftRun},
 	{"GET", "/v1/runs/{id}/events", ofRun, 200, (*trial).draftRun},
@@ -520,7 +521,7 @@ var operations = []operation{
 		}
 		return ofRun(p, t, ok)
 	}, 200, (*trial).draftRun},
-	// Nothing of a run leaves in this test.
+	// The server of this test has no exports and no prover.
 	{"GET", "/v1/runs/{id}/artifacts", anybody, 501, (*trial).noRun},
 	{"GET", "/v1/runs/{id}/artifacts/{n}", anybody, 501, (*trial).noRun},
 	{"GET", "/v1/runs/{id}/report", anybody, 501, (*trial).noRun},
@@ -694,13 +695,13 @@ func (x *trial) permit() {
 
 func (x *trial) noRun() { x.id, x.body = "run_"+fmt.Sprint(x.n), "" }
 
-// newRun returns the body of a proposal.
+// newRun returns the body of a proposal, with inputs as further members of the object.
 func newRun(n int, inputs string) string {
 	return fmt.Sprintf(`{"contract_text":"{version: 1, name: job, commands: {allow: [{run: 'true'}]}, files: {write: [/work], inputs: [{path: /in/a}]}}","task":"number %d","commands":[["true"]],`+
 		`"answers":{"check":"none","cleanup":"none","export":"none"}%s}`, n, inputs)
 }
 
-// draftRun makes a run that key a proposes, and that waits for its input.
+// draftRun creates a draft, proposed with key a, that waits for its input.
 func (x *trial) draftRun() {
 	x.f.exec(x.t, `delete from run_event`)
 	x.f.exec(x.t, `delete from run`)
@@ -717,7 +718,7 @@ func (x *trial) traced() {
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(x.t.Context(), http.MethodPost, "/", http.NoBody))
 }
 
-// started starts a program in a sandbox of the project.
+// started inserts a sandbox of the project, and records a program in it.
 func (x *trial) started() {
 	x.id, x.body = fmt.Sprintf("i%020d", x.n), ""
 	who := auth.Principal{Kind: auth.Sandbox, ID: x.id, Project: x.f.person.Project}

@@ -95,11 +95,11 @@ type Config struct {
 	// Traces holds the newest operations on sandboxes; nil means that the server keeps
 	// none.
 	Traces  *tracing.Recorder
-	Runs    *run.Service // nil means that this server makes no runs
-	Exports *run.Exports // files of runs; nil only if Runs is
-	Prover  *run.Prover  // reports and statements of runs; nil only if Runs is
-	// Commands has the records of what was started in sandboxes; nil means that the
-	// server keeps none.
+	Runs    *run.Service // nil means that this server performs no runs
+	Exports *run.Exports // artifacts of runs; nil means that they are not available
+	Prover  *run.Prover  // reports and statements of runs; nil means that they are not available
+	// Commands has the records of the programs that were started in sandboxes; nil means
+	// that the server keeps none.
 	Commands *command.Admission
 	Signup   bool // anybody may make an account, in the oldest project
 }
@@ -170,7 +170,7 @@ type handler func(w http.ResponseWriter, r *http.Request, c caller) error
 // A route is one method of one path.
 type route struct {
 	method, path string
-	body         int64 // largest request body, in bytes; 0: it takes none; negative: bytes of any type, at most so many
+	body         int64 // largest JSON request body in bytes; 0 means none; negative means a body of any type, of at most -body bytes
 	serve        handler
 }
 
@@ -313,7 +313,7 @@ var minRole = map[string]auth.Role{
 	"POST /v1/actions/{id}/narrowing":           auth.Reviewer,
 	"DELETE /v1/permits/{id}":                   auth.Reviewer, // it only takes a right away
 	"POST /v1/switches":                         auth.Reviewer, // an owner turns it off
-	"POST /v1/runs":                             auth.Reviewer, // its review is another step
+	"POST /v1/runs":                             auth.Reviewer, // the review is a separate step
 	"PUT /v1/runs/{id}/input":                   auth.Reviewer,
 	"POST /v1/runs/{id}/propose":                auth.Reviewer,
 	"POST /v1/runs/{id}/cancel":                 auth.Reviewer, // it only takes something away

@@ -164,8 +164,8 @@ func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 	f.gate.Handle(policy.KindRun, f.runs)
 	srv := New(log, db, f.gate, f.post, Config{Runs: f.runs, Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets, Permits: f.permits, Traces: f.traces, Commands: f.commands})
 	f.srv = srv
-	// A socket is no longer its HTTP server's, which does not wait for it. It must end
-	// before the database and the log of this test do.
+	// An HTTP server does not wait for its WebSockets. They must end before the database and
+	// the log of this test.
 	t.Cleanup(func() {
 		select {
 		case <-srv.closing:

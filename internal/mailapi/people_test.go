@@ -155,7 +155,7 @@ var least = map[string]auth.Role{
 	"POST /v1/overseers":                                                      auth.Owner,
 	"POST /v1/policy":                                                         auth.Reviewer,
 	"POST /v1/runs":                                                           auth.Reviewer,
-	"PUT /v1/runs/{id}/input":                                                 none, // of what another has proposed
+	"PUT /v1/runs/{id}/input":                                                 none, // somebody else proposed the run
 	"POST /v1/runs/{id}/propose":                                              none, // likewise
 	"POST /v1/runs/{id}/cancel":                                               auth.Reviewer,
 	"PUT /v1/contracts/{name}":                                                auth.Owner,

@@ -343,11 +343,13 @@ type Gate struct {
 	db    *store.DB
 	judge Judge
 	exec  map[policy.Kind]Executor
-	most  func(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind) error // see Bound; may be nil
-	wake  chan struct{}                                                                       // of capacity one; see poke
-	room  int64                                                                               // maxHeld; a test makes it small
-	page  int                                                                                 // maxPage; a test makes it small
-	held  *semaphore.Weighted                                                                 // of size room: bytes of large payloads in execution
+	wake  chan struct{}       // of capacity one; see poke
+	room  int64               // maxHeld; a test makes it small
+	page  int                 // maxPage; a test makes it small
+	held  *semaphore.Weighted // of size room: bytes of large payloads in execution
+
+	// bound checks proposals of sandboxes, see Bound; may be nil
+	bound func(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind) error
 
 	memory memory // latest versions that this program moved actions to
 }
@@ -362,10 +364,11 @@ func NewGate(log *slog.Logger, db *store.DB, judge Judge) *Gate {
 // [Gate.Run].
 func (g *Gate) Handle(kind policy.Kind, e Executor) { g.exec[kind] = e }
 
-// Bound has most asked, in the transaction, before code in a sandbox proposes an action.
-// Its error is that of the proposal. It must not be called after [Gate.Run].
-func (g *Gate) Bound(most func(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind) error) {
-	g.most = most
+// Bound makes [Gate.Propose] call check, in its transaction, before code in a sandbox
+// proposes an action. An error of check refuses the proposal. Bound must not be called after
+// [Gate.Run].
+func (g *Gate) Bound(check func(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind) error) {
+	g.bound = check
 }
 
 // Propose records an action as part of tx, whose turn includes [Turn], and returns it with the state that
@@ -378,8 +381,8 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 	if err := inTurn(tx, &a); err != nil {
 		return Action{}, err
 	}
-	if g.most != nil && who.Kind == auth.Sandbox {
-		if err := g.most(ctx, tx, who, p.Request.Kind); err != nil {
+	if g.bound != nil && who.Kind == auth.Sandbox {
+		if err := g.bound(ctx, tx, who, p.Request.Kind); err != nil {
 			return Action{}, err
 		}
 	}
@@ -400,7 +403,7 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 	if err := enter(ctx, tx, who, audit.ActionPropose, a, proposal(&a)); err != nil {
 		return Action{}, err
 	}
-	if a.State == Approved { // what a rule allows need not wait for the next look
+	if a.State == Approved { // a rule allows it: execute it at once
 		tx.AfterCommit(g.poke)
 	}
 	return a, g.moved(ctx, tx, a)

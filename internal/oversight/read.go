@@ -12,7 +12,7 @@ import (
 )
 
 // maySee reports whether who may see a: a person of its project, the agent, grant or
-// sandbox that proposed it or has its inbox, or the project's key that proposed it.
+// sandbox that proposed it or has its inbox, or the project key that proposed it.
 func maySee(who auth.Principal, a *Action) bool {
 	if who.Project != a.Project {
 		return false
@@ -25,7 +25,7 @@ func maySee(who auth.Principal, a *Action) bool {
 		// after checking that the grant covers it.
 		return a.Proposer == who.String() || who.Inbox != "" && who.Inbox == a.Inbox
 	case auth.Project:
-		return a.Proposer == who.String() // other proposals are for reviewers, not for keys that run sandboxes
+		return a.Proposer == who.String() // only reviewers see other proposals, not the keys that run sandboxes
 	case auth.Recovery, auth.System:
 		return false
 	}

@@ -9,10 +9,10 @@ import (
 	"postern/internal/store"
 )
 
-// EndOf ends the permits of one sandbox of who's project that are in force. Who is the
-// part of this program that removes the sandbox.
+// EndOf ends all permits in force of one sandbox in who's project. It checks no rights: the
+// caller is the part of the server that removes the sandbox.
 func (r *Register) EndOf(ctx context.Context, who auth.Principal, sandbox string) error {
-	if sandbox == "" { // would be those of every sandbox
+	if sandbox == "" { // permits for all sandboxes have an empty sandbox ID
 		return nil
 	}
 	now := time.Now()

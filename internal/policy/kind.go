@@ -106,7 +106,7 @@ var kindRows = []kindRow{
 		byMode: runByApproval,
 	},
 	{
-		kind: KindExport, means: "a file of a run leaves its sandbox", title: "File", subject: "A file of a run",
+		kind: KindExport, means: "a file of a run is released", title: "File", subject: "A file of a run",
 		detail: []string{"run", "contract", "name", "type", "size", "review"},
 		byMode: exportByReview,
 	},
@@ -267,31 +267,32 @@ func secretBySetting(r Request) Verdict {
 	return Verdict{Effect: Ask, Reason: "the secret's setting asks a person about each request"}
 }
 
-// execByMode allows: a sandbox is where programs are run, and what they do outside meets
-// the wall. Where a contract has a person asked about a command, policy is not asked.
+// execByMode allows every command unless a contract requires a person's decision. A sandbox
+// exists to run programs, and the wall controls their connections.
 func execByMode(r Request) Verdict {
 	if r.Detail["contract"] != "" {
-		return Verdict{Effect: Ask, Reason: "the contract has a person decide about this command"}
+		return Verdict{Effect: Ask, Reason: "the contract requires a person's decision about this command"}
 	}
-	return Verdict{Effect: Allow, Reason: "no rule is about this command"}
+	return Verdict{Effect: Allow, Reason: "no rule applies to this command"}
 }
 
-// runByApproval allows a run that goes in nothing beyond one that a person has approved
-// a short while ago: a narrower retry is free. The server alone says that it does, and
-// names that action.
+// runByApproval allows a run that asks for nothing beyond a run that a person approved
+// recently, so that a retry with less needs no new review. Only the server sets the detail
+// "approved", which names the action of that run.
 func runByApproval(r Request) Verdict {
 	if a := r.Detail["approved"]; a != "" {
-		return Verdict{Effect: Allow, Reason: "it goes in nothing beyond what a person has approved in " + a}
+		return Verdict{Effect: Allow, Reason: "it asks for nothing beyond what a person has approved in " + a}
 	}
 	return Verdict{Effect: Ask, Reason: "a person reviews each run before it starts"}
 }
 
-// exportByReview decides as the contract of the run says. The scan's flags always ask.
+// exportByReview decides as the run's contract says. A file that the scan flags always needs
+// a person.
 func exportByReview(r Request) Verdict {
 	if r.Detail["review"] == "flagged" && len(r.Flags) == 0 {
 		return Verdict{Effect: Allow, Reason: "the contract releases this file if the scan finds nothing, and it found nothing"}
 	}
-	return Verdict{Effect: Ask, Reason: "a person looks at each file before it leaves"}
+	return Verdict{Effect: Ask, Reason: "a person reviews each file before it is released"}
 }
 
 // copyByMode always allows. The daemon makes the copy itself, of mail that was

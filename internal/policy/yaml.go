@@ -34,9 +34,9 @@ func parseYAML(text []byte) (*yaml.Node, error) {
 	return n, nil
 }
 
-// Tree returns the root of the one YAML document in text, which has at most the given
-// number of bytes and only characters that a person who reads it sees. Its nodes may
-// have aliases, anchors and tags: the caller refuses them.
+// Tree returns the root of the only YAML document in text. It refuses text of more than most
+// bytes, and text with invisible characters, which would mislead a reader. Nodes may have
+// aliases, anchors and tags; the caller refuses them.
 func Tree(text []byte, most int) (*yaml.Node, error) {
 	switch {
 	case len(text) > most:
@@ -46,7 +46,7 @@ func Tree(text []byte, most int) (*yaml.Node, error) {
 	case unseen(text) >= 0:
 		at := unseen(text)
 		r, _ := utf8.DecodeRune(text[at:])
-		return nil, fmt.Errorf("line %d: has the character U+%04X, which is not seen or ends a line where none is seen to end", 1+bytes.Count(text[:at], []byte("\n")), r)
+		return nil, fmt.Errorf("line %d: has the character U+%04X, which is invisible or an unusual line break", 1+bytes.Count(text[:at], []byte("\n")), r)
 	case nested(text):
 		return nil, errors.New("is nested too deeply")
 	}
