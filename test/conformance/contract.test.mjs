@@ -1,5 +1,5 @@
-// Sandboxes that a contract binds, by the official SDK unchanged: the metadata
-// postern.contract at create.
+// Sandboxes that a contract binds, created with the unmodified official SDK and the metadata
+// postern.contract.
 import assert from 'node:assert/strict'
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -28,7 +28,7 @@ describe('contract', () => {
     writeFileSync(join(server.data, name), content)
     return join(server.data, name)
   }
-  // approved approves what an error says has to be approved first.
+  // approved approves the action that an error names.
   const approved = async (err) => {
     const action = err.message.match(/act_[A-Z2-7]{26}/)?.[0]
     assert.ok(action, err.message)
@@ -45,7 +45,7 @@ describe('contract', () => {
     const refused = await Sandbox.create({ metadata, timeoutMs: 300_000 }).then(() => assert.fail('it was created'), (err) => err)
     assert.equal((await server.api('GET', '/v2/sandboxes')).json.length, 0)
     await approved(refused)
-    for (let i = 0; ; i++) { // the approval is carried out a moment later
+    for (let i = 0; ; i++) { // an approval takes effect a moment later
       try {
         sandbox = await Sandbox.create({ metadata, timeoutMs: 300_000 })
         break
@@ -67,7 +67,7 @@ describe('contract', () => {
       await assert.rejects(sandbox.commands.run(program), (err) => err.exitCode === 126 || /denied/i.test(err.stderr + err.message), program)
   })
 
-  it('runs nothing as root, whatever the caller says', async () => {
+  it('runs nothing as root, whichever user the caller names', async () => {
     for (const user of ['root', undefined]) {
       const r = await sandbox.commands.run('id', { user }).catch((err) => err)
       assert.doesNotMatch(String(r.stdout), /uid=0/)
@@ -75,7 +75,7 @@ describe('contract', () => {
     await assert.rejects(sandbox.commands.run('python3 -c "open(\'/etc/x\', \'w\')"', { user: 'root' }), (err) => /PermissionError/.test(err.stderr))
   })
 
-  it('gives no file, no port and no other way in or out', async () => {
+  it('refuses access to files and ports, snapshots, forks and network changes', async () => {
     await sandbox.commands.run('python3 -c "open(\'/work/out.csv\', \'w\').write(\'a\')"')
     const refused = /bound by (a )?contract/
     await assert.rejects(sandbox.files.read('/work/out.csv'), refused)
@@ -96,7 +96,7 @@ describe('contract', () => {
     }
   })
 
-  it('takes no wider contract under the same name, and nothing beside it', async () => {
+  it('refuses an unreviewed contract of the same name, and fields that the contract decides on', async () => {
     await assert.rejects(Sandbox.create({ metadata: { ...metadata, 'postern.secrets': 'demo' } }), /the contract decides/)
     await assert.rejects(Sandbox.create({ metadata, network: { allowOut: ['example.com'] } }), /the contract decides/)
     await assert.rejects(Sandbox.create({ metadata, envs: { TOKEN: '${e2b.secrets.demo}' } }), /the contract decides/)
@@ -106,7 +106,7 @@ describe('contract', () => {
     await assert.rejects(Sandbox.create({ metadata }), /commands/)
   })
 
-  it('ends like any other', async () => {
+  it('is killed like any other sandbox', async () => {
     assert.equal(await sandbox.kill(), true)
     assert.equal((await server.api('GET', '/v2/sandboxes')).json.length, 0)
   })

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// benchContract allows the smallest program.
+// benchContract allows only true(1).
 const benchContract = `version: 1
 name: bench
 commands:
@@ -15,9 +15,9 @@ files: {write: [/out]}
 limits: {time: 30s, memory: 512MiB}
 `
 
-// BenchmarkRun starts a program in a sandbox of its own and destroys it: bare, as the
-// SDKs do, and as a run with a contract, its record, report and signed statement. The
-// figure to compare is the ratio.
+// BenchmarkRun compares a program in a plain sandbox, created and killed as the SDKs do, with
+// the same program in a run, with its contract, record, report and signed statement. The
+// meaningful figure is the ratio.
 func BenchmarkRun(b *testing.B) {
 	s := start(b, b.TempDir(), "--memory", "512")
 	j, status := s.propose(benchContract, "bench", [][]string{{"true"}}, nil)
@@ -43,7 +43,7 @@ func BenchmarkRun(b *testing.B) {
 		}
 		for j.State != "ended" {
 			if j = s.job(j.ID); j.State == "proposed" && j.Action != "" {
-				s.approve(j.Action) // one decision starts 20 runs at most
+				s.approve(j.Action) // one decision covers at most 20 runs
 			}
 			time.Sleep(2 * time.Millisecond)
 		}

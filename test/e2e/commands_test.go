@@ -12,7 +12,7 @@ import (
 	rest "postern/client"
 )
 
-// started is what the command line says about a sandbox's programs.
+// started is the output of postern sandbox commands --json.
 type started struct {
 	Started, Refused, Held, Missed int
 	Complete, Ended                bool
@@ -26,6 +26,7 @@ type started struct {
 	}
 }
 
+// started returns the record of a sandbox's programs.
 func (sh shell) started(t *testing.T, id string) (out started) {
 	t.Helper()
 	text := sh.must(t, []string{"sandbox", "commands", id, "--limit", "1000", "--json"})
@@ -35,7 +36,7 @@ func (sh shell) started(t *testing.T, id string) (out started) {
 	return out
 }
 
-// find returns the verdicts on a command line.
+// find returns the verdicts on the commands with these arguments, separated by spaces.
 func (s *started) find(line string) (verdicts string) {
 	for _, c := range s.Commands {
 		if strings.Join(c.Args, " ") == line {
@@ -45,9 +46,9 @@ func (s *started) find(line string) (verdicts string) {
 	return strings.TrimSpace(verdicts)
 }
 
-// TestCommandsWaitForPeople: each program of a sandbox is on record, and a rule has a
-// person asked before one starts. Others go on meanwhile. The question outlives a pause
-// and the death of the server.
+// TestCommandsWaitForPeople: each program of a sandbox is recorded, and a rule holds one
+// until a person has decided. Other programs go on meanwhile. The held program survives a
+// pause and a crash of the server.
 func TestCommandsWaitForPeople(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
@@ -55,9 +56,9 @@ func TestCommandsWaitForPeople(t *testing.T) {
 	op := shell{s: s}
 	b := s.sandbox(nil)
 
-	// Children of scripts and interpreters are on record.
+	// Children of scripts and interpreters are recorded.
 	b.run(`printf '#!/bin/sh\nexec expr 6 \* 7\n' > /tmp/x; chmod +x /tmp/x; python3 -c 'import subprocess; subprocess.run(["/tmp/x"])'; cp /usr/bin/expr /tmp/harmless; /tmp/harmless 1 + 1; exit 3`)
-	eventually(t, "the end is on record", func() bool {
+	eventually(t, "the exit is recorded", func() bool {
 		r := op.started(t, b.id)
 		for _, c := range r.Commands {
 			if len(c.Args) > 2 && strings.Contains(c.Args[len(c.Args)-1], "exit 3") && c.Exit != nil && *c.Exit == 3 {
@@ -82,9 +83,9 @@ func TestCommandsWaitForPeople(t *testing.T) {
 	changePolicy(t, op, op, `version: 1
 rules:
   - {id: ask, kind: process.exec, when: "detail.program.endsWith('/uname')", then: ask}
-  - {id: never, kind: process.exec, when: "detail.program.endsWith('/whoami')", then: deny, reason: nobody asks that}
+  - {id: never, kind: process.exec, when: "detail.program.endsWith('/whoami')", then: deny, reason: not needed here}
 `)
-	eventually(t, "the rule holds", func() bool { return strings.Contains(b.run("whoami").stderr, "Permission denied") })
+	eventually(t, "the rule is in force", func() bool { return strings.Contains(b.run("whoami").stderr, "Permission denied") })
 	waiting := func() (id string) {
 		t.Helper()
 		eventually(t, "the command waits for a person", func() bool {
@@ -134,12 +135,13 @@ except PermissionError as e: print("refused", e.errno)'`, 5*time.Minute)
 	if got := end(); !strings.Contains(got, "refused 13") {
 		t.Errorf("rejected: %q", got)
 	}
-	// What the guest starts itself does not wait: it would with it.
+	// A program that the guest itself starts is refused instead of held, because the guest
+	// would be blocked with it.
 	direct := func() ([]byte, error) {
 		return exec.CommandContext(t.Context(), s.bin, "sandbox", "exec", "--data", data, b.id, "--", "uname", "-n").CombinedOutput()
 	}
 	if out, err := direct(); err == nil {
-		t.Errorf("not asked about: %s", out)
+		t.Errorf("started without approval: %s", out)
 	}
 	if got := b.run("echo the guest serves").stdout; got != "the guest serves\n" {
 		t.Errorf("got %q", got)
@@ -148,7 +150,7 @@ except PermissionError as e: print("refused", e.errno)'`, 5*time.Minute)
 	if out, err := direct(); err != nil {
 		t.Errorf("approved: %v: %s", err, out)
 	}
-	// A switch refuses what waits, and everything else.
+	// A kill switch refuses the held program and all others.
 	end = python("-m")
 	stopped := waiting()
 	on := switchID.FindString(op.must(t, []string{"stop", "capability", "process.exec", "--reason", "we look into it"}))
@@ -156,27 +158,27 @@ except PermissionError as e: print("refused", e.errno)'`, 5*time.Minute)
 		t.Errorf("stopped: %q", got)
 	}
 	if r, err := b.try("/bin/true", time.Minute); err == nil && r.exit == 0 {
-		t.Error("a command ran although a switch stops all")
+		t.Error("a command ran although a kill switch stops all")
 	}
 	op.must(t, []string{"resume", on})
 	op.must(t, []string{"reject", stopped, "--reason", "stopped"})
 	eventually(t, "commands run again", func() bool { r, err := b.try("/bin/true", time.Minute); return err == nil && r.exit == 0 })
 
-	// What waits outlives a pause.
+	// A held program survives a pause.
 	b.run("(uname -o > /tmp/paused 2>&1; echo $? >> /tmp/paused) > /dev/null 2>&1 &")
 	id = waiting()
 	op.must(t, []string{"sandbox", "pause", b.id})
 	op.must(t, []string{"sandbox", "resume", b.id})
 	if got := b.run("cat /tmp/paused").stdout; got != "" {
-		t.Errorf("it went on although nobody decided: %q", got)
+		t.Errorf("the program started without a decision: %q", got)
 	}
 	if again := waiting(); again != id {
-		t.Errorf("it is asked about again, as %s", again)
+		t.Errorf("a second action waits for the same program: %s", again)
 	}
 	op.must(t, []string{"approve", id})
 	eventually(t, "it goes on after the pause", func() bool { return b.run("cat /tmp/paused").stdout == "GNU/Linux\n0\n" })
 
-	// And the death of the server.
+	// A held program survives a crash of the server.
 	b.run("(uname -p > /tmp/killed 2>&1; echo $? >> /tmp/killed) > /dev/null 2>&1 &")
 	id = waiting()
 	before := op.started(t, b.id)
@@ -219,8 +221,8 @@ limits: {time: 2m, output: 64KiB, memory: 512MiB, disk: 64MiB}
 on_failure: {output: true}
 `
 
-// commandsAttack tries to start what the commands clause does not allow. Each line that
-// it prints is a success of the attack, but the last two.
+// commandsAttack tries to start programs that the commands clause does not allow. Each
+// printed line except the last two means that an attack succeeded.
 const commandsAttack = `
 import os, shutil, subprocess, sys, threading
 def tried(name, f):
@@ -280,7 +282,8 @@ print("ls", len(started), sum(started), flush=True)
 subprocess.run([sys.executable, "-c", "print('python', flush=True)"])
 `
 
-// commandsOvertime starts a command that hides from the end of its time.
+// commandsOvertime starts a command in a session of its own that ignores the signals of a
+// time-out.
 const commandsOvertime = `
 import os, signal, subprocess
 def hide():
@@ -290,8 +293,8 @@ p = subprocess.Popen(["sleep", "600"], preexec_fn=hide)
 print("ended by", p.wait(), flush=True)
 `
 
-// TestCommandsClause: code in a run starts what its contract allows, as often as it
-// allows, for as long as it allows, and nothing else, however it is called.
+// TestCommandsClause: code in a run starts only the programs that its contract allows,
+// however it calls them, and only as often and for as long as it allows.
 func TestCommandsClause(t *testing.T) {
 	t.Parallel()
 	s := start(t, t.TempDir(), "--memory", "512", "--pool-max", "0")
@@ -337,6 +340,6 @@ func TestCommandsClause(t *testing.T) {
 	}
 	r = perform("overtime.py", commandsOvertime)
 	if r.Outcome != rest.RunTimedOut && r.Outcome != rest.RunViolated || r.EndedAt.Sub(*r.StartedAt) > time.Minute {
-		t.Errorf("a command that hides from its time: %s after %v: %+v", r.Outcome, r.EndedAt.Sub(*r.StartedAt), r.Results)
+		t.Errorf("a command that ignores its time limit: %s after %v: %+v", r.Outcome, r.EndedAt.Sub(*r.StartedAt), r.Results)
 	}
 }

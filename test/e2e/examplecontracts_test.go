@@ -24,13 +24,13 @@ import (
 type exampleJob struct {
 	name, artifact, clause string
 	command                []string
-	contract, twin         string // their texts
+	contract, twin         string // texts of the contract and of its wider twin
 
-	exit int    // of its command
-	has  string // what its artifact begins with
+	exit int    // expected exit code of the command
+	has  string // expected beginning of the artifact; empty means that there is none
 }
 
-// exampleJobs returns the rows with what is expected of each.
+// exampleJobs returns the rows, with the expected results of each.
 func exampleJobs(t *testing.T, dir string) (jobs []exampleJob) {
 	t.Helper()
 	read := func(name string) string {
@@ -58,14 +58,14 @@ func exampleJobs(t *testing.T, dir string) (jobs []exampleJob) {
 			contract: read(name + ".yaml"), twin: read(name + ".wider.yaml"), has: begins[name],
 		}
 		if j.has == "" {
-			j.exit = 3 // its host is out of reach: the server's own rules let nothing out
+			j.exit = 3 // it cannot reach its host, because this server denies all connections
 		}
 		jobs = append(jobs, j)
 	}
 	return jobs
 }
 
-// exampleRun returns a proposal of j with a contract, and the bytes of its inputs.
+// exampleRun returns a proposal of j with the contract in text, and its inputs by path.
 func exampleRun(t *testing.T, dir string, j exampleJob, text string) (n api.NewRun, files map[string][]byte) {
 	t.Helper()
 	c, err := contract.Parse([]byte(text))
@@ -103,7 +103,7 @@ func exampleRun(t *testing.T, dir string, j exampleJob, text string) (n api.NewR
 	return n, files
 }
 
-// exampleUpload puts the inputs of a draft in, and proposes it.
+// exampleUpload uploads the inputs of a draft, and proposes it.
 func (s *server) exampleUpload(id string, files map[string][]byte) (r api.Run, err error) {
 	base := "http://" + s.web + "/v1/runs/" + id
 	for path, b := range files {
@@ -128,7 +128,8 @@ func (s *server) exampleUpload(id string, files map[string][]byte) (r api.Run, e
 	return r, err
 }
 
-// exampleCall is [call], whose error tells what a problem says.
+// exampleCall is like [call], but a status of 300 or more is an error with the response's
+// body.
 func exampleCall(c *http.Client, method, url, key string, in, out any) error {
 	var raw json.RawMessage
 	b, err := json.Marshal(in)
@@ -173,7 +174,7 @@ func (s *server) exampleApprove(local *http.Client, action string) error {
 	return exampleCall(local, "POST", "http://local/v1/actions/"+action+"/decision", "", decision, nil)
 }
 
-// playExample runs one job to its end, as people who approve it see it.
+// playExample performs one job, and approves its start and its artifacts as the operator.
 func (s *server) playExample(t *testing.T, dir string, j exampleJob) {
 	local := s.local()
 	defer local.CloseIdleConnections()
@@ -193,7 +194,7 @@ func (s *server) playExample(t *testing.T, dir string, j exampleJob) {
 		t.Error(err)
 		return
 	}
-	// A file that is listed waits for a person, while the run is collecting or after it.
+	// An artifact waits for a person while the run is collecting or after it has ended.
 	want := j.has != ""
 	approved := map[string]bool{}
 	for end := time.Now().Add(3 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
@@ -211,7 +212,7 @@ func (s *server) playExample(t *testing.T, dir string, j exampleJob) {
 			released = released || a.State == api.ArtifactReleased
 			if a.Action != "" && a.State == api.ArtifactWaiting && !approved[a.Action] {
 				approved[a.Action] = true
-				// Where review is flagged, the policy may have been faster.
+				// With review: flagged the policy may have released it meanwhile.
 				if err := s.exampleApprove(local, a.Action); err != nil && !strings.Contains(err.Error(), "/v1/problems/stale") {
 					t.Error(err)
 				}
@@ -224,6 +225,7 @@ func (s *server) playExample(t *testing.T, dir string, j exampleJob) {
 	}
 }
 
+// checkExample checks the outcome, the report and the artifact of one job.
 func (s *server) checkExample(t *testing.T, j exampleJob, r api.Run, artifacts []api.RunArtifact) {
 	base := "http://" + s.web + "/v1/runs/" + r.ID
 	outcome := api.RunSucceeded
@@ -279,9 +281,9 @@ func (s *server) checkExample(t *testing.T, j exampleJob, r api.Run, artifacts [
 	}
 }
 
-// TestExampleContracts plays the contracts of examples/contracts on a real server. With
-// each as the boundary its wider twin is refused, and the refusal names the clause; then
-// each runs, is reviewed by a person, and its file is released.
+// TestExampleContracts performs the jobs of examples/contracts on a real server. With each
+// contract as the boundary, its wider twin is refused, and the refusal names the clause. Then
+// each job runs after a review, and its artifact is released.
 func TestExampleContracts(t *testing.T) {
 	t.Parallel()
 	const dir = "../../examples/contracts"
@@ -315,7 +317,7 @@ func TestExampleContracts(t *testing.T) {
 		t.Fatalf("boundary: %d, %v", status, err)
 	}
 
-	s.await("made snapshot of template") // so that no sandbox has to boot
+	s.await("made snapshot of template") // from then on no sandbox has to boot
 
 	var wait sync.WaitGroup
 	turn := make(chan struct{}, 4)

@@ -327,7 +327,7 @@ func TestRestart(t *testing.T) {
 		if beats < 2 {
 			t.Errorf("it counted %d times while no server ran", beats)
 		}
-		// What runs goes on, but nothing is started that nobody judges and records.
+		// Running processes go on, but no program starts while nobody can judge and record it.
 		starts := 0
 		for _, at := range after.Starts {
 			if at > float64(down.UnixMilli())/1000+1 && at < float64(up.UnixMilli())/1000 {

@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// jobContract is the contract of the job that TestRun plays: one script, one directory,
-// two artifacts.
+// jobContract is the contract of the jobs in TestRun: one script, one writable directory and
+// three patterns of artifacts.
 const jobContract = `version: 1
 name: job
 commands:
@@ -40,10 +40,10 @@ artifacts:
   - {path: /out/odd*, type: text, size: 64KiB, review: flagged}
 `
 
-// jobBoundary is as wide as the contract, in most clauses wider.
+// jobBoundary is as wide as jobContract, with more time.
 var jobBoundary = strings.NewReplacer("name: job", "name: boundary", "time: 60s", "time: 5m").Replace(jobContract)
 
-// A job is a run as the API shows it, as far as it is looked at.
+// A job is a run as the API shows it, with the fields that the tests use.
 type job struct {
 	ID, State, Outcome, Refused, Reason, Action, Sandbox, Approved string
 
@@ -58,7 +58,7 @@ func jobAnswers() map[string]any {
 	}
 }
 
-// in returns s for a subtest, which its helpers then fail.
+// in returns a copy of s whose helpers fail the subtest t.
 func (s *server) in(t testing.TB) *server {
 	c := *s
 	c.t = t
@@ -112,8 +112,8 @@ func (s *server) job(id string) (j job) {
 	return j
 }
 
-// ends waits until a run has ended, or was refused. Meanwhile a person approves what
-// approve selects by kind.
+// ends waits until a run has ended or was refused, and returns it. If approve contains
+// "run.start", it approves the start.
 func (s *server) ends(id string, approve ...string) (j job) {
 	s.t.Helper()
 	for end := time.Now().Add(3 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
@@ -137,7 +137,7 @@ func (s *server) approve(action string) {
 	}
 }
 
-// playJob proposes a run, has a person approve it and waits for its end.
+// playJob proposes a run of a Python script, approves its start and waits for its end.
 func (s *server) playJob(contract, task, script string, args ...string) job {
 	s.t.Helper()
 	j, status := s.propose(contract, task, [][]string{append([]string{"python3", "-I", "/in/job.py"}, args...)}, map[string]string{"/in/job.py": script})
@@ -147,7 +147,7 @@ func (s *server) playJob(contract, task, script string, args ...string) job {
 	return s.ends(j.ID, "run.start")
 }
 
-// A jobReport is a report, as far as it is looked at.
+// A jobReport is the report of a run, with the fields that the tests use.
 type jobReport struct {
 	Outcome  string
 	Kept     int
@@ -162,6 +162,7 @@ type jobReport struct {
 	Limits []struct{ Name string }
 }
 
+// report waits for the report of a run.
 func (s *server) report(id string) (r jobReport) {
 	s.t.Helper()
 	eventually(s.t, "the report of "+id, func() bool { // it is made once the run has ended
@@ -171,6 +172,7 @@ func (s *server) report(id string) (r jobReport) {
 	return r
 }
 
+// clause returns the verdict on a clause.
 func (r *jobReport) clause(id string) string {
 	for _, c := range r.Clauses {
 		if c.ID == id {
@@ -180,7 +182,7 @@ func (r *jobReport) clause(id string) string {
 	return "missing"
 }
 
-// A jobFile is an artifact.
+// A jobFile is an artifact of a run.
 type jobFile struct {
 	N                                                      int
 	Path, Name, Type, Found, State, Reason, SHA256, Action string
@@ -188,6 +190,7 @@ type jobFile struct {
 	Flags, Findings                                        []string
 }
 
+// files returns the artifacts of a run.
 func (s *server) files(id string) []jobFile {
 	s.t.Helper()
 	var out struct{ Artifacts []jobFile }
@@ -204,7 +207,7 @@ open("/out/total.csv", "w").write("region,total\nnorth,150\n")
 print("done")
 `
 
-// TestRun plays runs on a real server, from contract to statement.
+// TestRun performs runs on a real server, from the contract to the statement.
 func TestRun(t *testing.T) {
 	t.Parallel()
 	s := start(t, t.TempDir(), "--memory", "512")
@@ -266,7 +269,7 @@ func TestRun(t *testing.T) {
 			case err = <-ended:
 				waiting = false
 			case <-time.After(100 * time.Millisecond):
-				for _, a := range s.pendingKinds() {
+				for _, a := range s.pendingIDs() {
 					if !approved[a] {
 						approved[a] = true
 						s.approve(a)
@@ -299,7 +302,7 @@ func TestRun(t *testing.T) {
 		}
 		for _, x := range r.Teardown {
 			if !x.Gone {
-				t.Errorf("after the end there is still %s: %s", x.What, x.Detail)
+				t.Errorf("%s is left after the end: %s", x.What, x.Detail)
 			}
 		}
 		nothingLeft(t, j.Sandbox)
@@ -372,17 +375,17 @@ func TestRun(t *testing.T) {
 		}
 		r := again.report(j.ID)
 		if r.clause("commands") == "kept" {
-			t.Error("the clause of commands is kept though its evidence is lost")
+			t.Error("the clause commands is kept although its evidence is lost")
 		}
 		nothingLeft(t, j.Sandbox)
 		if list := again.mustCLI("sandbox", "list"); strings.Contains(list, j.Sandbox) {
-			t.Errorf("the sandbox is still there: %s", list)
+			t.Errorf("the sandbox is left: %s", list)
 		}
 	})
 }
 
-// pendingKinds returns the IDs of the actions that wait for a person.
-func (s *server) pendingKinds() (ids []string) {
+// pendingIDs returns the IDs of the actions that wait for a person.
+func (s *server) pendingIDs() (ids []string) {
 	s.t.Helper()
 	var list []struct{ ID string }
 	if err := json.Unmarshal([]byte(s.mustCLI("pending", "--json")), &list); err != nil {
@@ -394,7 +397,8 @@ func (s *server) pendingKinds() (ids []string) {
 	return ids
 }
 
-// checkStatement verifies the statement of a run offline, and that a changed one fails.
+// checkStatement verifies the statement of a run without the server, and checks that a
+// changed statement and another artifact fail.
 func (s *server) checkStatement(t *testing.T, dir, id, artifact string) {
 	t.Helper()
 	statement := s.mustCLI("runs", "statement", id)

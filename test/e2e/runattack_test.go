@@ -10,10 +10,8 @@ import (
 	"testing"
 )
 
-// escapes tries, in a run, to start what its contract does not allow and to write where
-// it may not. Each line says what came of one way. The last one writes through a
-// descriptor that a child inherits: what the parent could open, the child may write,
-// and nothing else.
+// escapes tries to start programs and to write files that the contract of its run does not
+// allow. It prints the outcome of each attempt in one line.
 const escapes = `
 import ctypes, errno, os, shutil, subprocess, sys
 
@@ -127,8 +125,7 @@ say("allowed", lambda: run("sleep", "0"))
 open("/out/odd.txt", "w").write(open(__file__).read()[:0] + "ok\n")
 `
 
-// swapping rewrites an artifact without an end, also after its parent has ended, and
-// leaves files with hostile names.
+// swapping leaves files with hostile names, and a daemon that rewrites an artifact endlessly.
 const swapping = `
 import os, sys, time
 for name in ("odd\n2;rm -rf .txt", "odd\u202etxt.exe", "odd" + "x" * 240):
@@ -153,7 +150,7 @@ if os.fork() == 0:
 time.sleep(0.3)
 `
 
-// stubborn ignores what asks it to end, and leaves a daemon that does too.
+// stubborn ignores all signals that can be ignored, and leaves daemons that do the same.
 const stubborn = `
 import os, signal, time
 for s in range(1, 32):
@@ -170,6 +167,7 @@ while True:
     time.sleep(1)
 `
 
+// flooding writes endless output.
 const flooding = `
 import os
 b = os.urandom(30000).hex().encode()
@@ -177,7 +175,7 @@ while True:
     os.write(1, b)
 `
 
-// attackRuns plays hostile code under contracts.
+// attackRuns performs runs of hostile code.
 func (s *server) attackRuns(t *testing.T) {
 	t.Run("what the contract does not allow", func(t *testing.T) {
 		s := s.in(t)
@@ -202,11 +200,11 @@ func (s *server) attackRuns(t *testing.T) {
 		}
 		for _, name := range []string{"write-etc", "write-home", "write-usr", "write-in", "write-input", "write-hardlink", "write-symlink", "write-descriptor", "write-inherited", "write-root", "read-guest", "read-home", "kill-guest", "chroot"} {
 			if got := lines[name]; got == "" || strings.Contains(got, "WORKED") || strings.Contains(got, "ERROR") {
-				t.Errorf("%s: %q, want it refused", name, got)
+				t.Errorf("%s: %q, want an error", name, got)
 			}
 		}
 		for _, name := range []string{"write-etc", "write-usr", "write-in", "write-input", "write-root"} {
-			if got := lines[name]; got != "EACCES" { // what programs expect: PermissionError
+			if got := lines[name]; got != "EACCES" { // programs expect this error: in Python PermissionError
 				t.Errorf("%s: %q, want EACCES", name, got)
 			}
 		}
@@ -215,11 +213,11 @@ func (s *server) attackRuns(t *testing.T) {
 		}
 		r := s.report(j.ID)
 		if r.clause("commands") != "violated" {
-			t.Errorf("the clause of commands is %s", r.clause("commands"))
+			t.Errorf("the clause commands is %s", r.clause("commands"))
 		}
 		for _, f := range s.files(j.ID) {
 			if f.State == "released" {
-				t.Errorf("%s left a run that was violated, without a person", f.Path)
+				t.Errorf("%s of a violated run was released without a person", f.Path)
 			}
 		}
 	})
@@ -231,14 +229,14 @@ func (s *server) attackRuns(t *testing.T) {
 			if f.Path == "/out/swapped.txt" && f.State == "waiting" {
 				t.Logf("waits for a person: %v %v, outcome %s", f.Flags, f.Findings, j.Outcome)
 			}
-			if f.State == "waiting" { // the program writes on while the person thinks
+			if f.State == "waiting" { // the copy was made before this decision
 				s.approve(f.Action)
 			}
 		}
 		released := 0
 		for _, f := range s.files(j.ID) {
 			if strings.ContainsAny(f.Path+f.Name, "\n\u202e/") && strings.ContainsAny(f.Name, "\n\u202e/") {
-				t.Errorf("a name that a terminal obeys: %q as %q", f.Path, f.Name)
+				t.Errorf("a name with control characters: %q as %q", f.Path, f.Name)
 			}
 			if strings.Contains(f.Path, "link") || strings.Contains(f.Path, "fifo") {
 				t.Errorf("%s is an artifact", f.Path)
@@ -260,7 +258,7 @@ func (s *server) attackRuns(t *testing.T) {
 			resp.Body.Close()
 			sum := sha256.Sum256(b)
 			if err != nil || resp.StatusCode != 200 || hex.EncodeToString(sum[:]) != f.SHA256 {
-				t.Errorf("%s: %s, %v: what is downloaded is not what was listed", f.Path, resp.Status, err)
+				t.Errorf("%s: %s, %v: the downloaded file is not the listed one", f.Path, resp.Status, err)
 			}
 			if d := resp.Header.Get("Content-Disposition"); !strings.HasPrefix(d, "attachment") || strings.ContainsAny(d, "\r\n") {
 				t.Errorf("%s: Content-Disposition %q", f.Path, d)
@@ -289,7 +287,7 @@ func (s *server) attackRuns(t *testing.T) {
 		}
 		r := s.report(j.ID)
 		if len(r.Limits) == 0 {
-			t.Errorf("the report has no limit that was reached: %+v", r)
+			t.Errorf("the report names no limit that was reached: %+v", r)
 		}
 	})
 }

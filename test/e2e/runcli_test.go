@@ -13,8 +13,8 @@ import (
 	rest "postern/client"
 )
 
-// TestRunCommand plays postern run on real sandboxes: its exit statuses, of which scripts
-// make use, and the files that it puts in and saves.
+// TestRunCommand checks the command postern run with real sandboxes: its exit statuses, on
+// which scripts rely, its input files and the files that it saves.
 func TestRunCommand(t *testing.T) {
 	t.Parallel()
 	s := start(t, t.TempDir(), "--memory", "512", "--pool-max", "0")
@@ -39,7 +39,7 @@ func TestRunCommand(t *testing.T) {
 			list, err := person.Actions.List(ctx, 50, rest.StatePending)
 			for _, a := range list {
 				if err == nil {
-					_ = approveRun(ctx, person, a.ID) // the next look tries again
+					_ = approveRun(ctx, person, a.ID) // the next round tries again
 				}
 			}
 			select {
@@ -60,13 +60,13 @@ func TestRunCommand(t *testing.T) {
 		says string
 	}{
 		{"its result is saved", []string{job, "--input", input, "--file", script, "--out", out, "--", "0"}, 0, "saved"},
-		{"what is there stays", []string{job, "--input", input, "--file", script, "--out", out, "--", "0"}, 123, "--force"},
+		{"an existing file is kept", []string{job, "--input", input, "--file", script, "--out", out, "--", "0"}, 123, "--force"},
 		{"the program's own status", []string{job, "--input", input, "--file", script, "--", "7"}, 7, "exit 7"},
 		{"another program", []string{job, "--", "python3", "-c", "import os; os.execvp('env', ['env'])"}, 121, "violated"},
 		{"an input that is missing", []string{job, "--input", filepath.Join(dir, "none.csv"), "--", "python3"}, 120, "no such file"},
 		{"the first run", []string{"--first"}, 0, "0 not verified"},
-		{"it again", []string{"--first"}, 0, "nobody is asked"},
-		{"its time", []string{brief, "--", "python3", "-c", "import time; time.sleep(60)"}, 124, "timed_out"},
+		{"the first run again", []string{"--first"}, 0, "nobody is asked"},
+		{"a time-out", []string{brief, "--", "python3", "-c", "import time; time.sleep(60)"}, 124, "timed_out"},
 	} {
 		got, text := s.runStatus(t, nil, c.args...)
 		if got != c.want || !strings.Contains(text, c.says) {
@@ -90,8 +90,8 @@ func TestRunCommand(t *testing.T) {
 	}
 }
 
-// runStatus plays postern run and returns its exit status and what it printed. Meanwhile
-// is called while it runs, unless it is nil.
+// runStatus executes postern run and returns its exit status and output. If meanwhile is not
+// nil, it is called while the command runs.
 func (s *server) runStatus(t *testing.T, meanwhile func(p *os.Process, said func() string), args ...string) (int, string) {
 	t.Helper()
 	var b lockedBuffer

@@ -16,7 +16,7 @@ import (
 	rest "postern/client"
 )
 
-// runContract is the contract of the runs of these tests.
+// runContract is the contract of the runs in these tests.
 const runContract = `version: 1
 name: numbers
 commands:
@@ -28,7 +28,7 @@ limits: {time: 2m, output: 64KiB, memory: 512MiB, disk: 64MiB}
 on_failure: {output: true}
 `
 
-// api returns clients of the server: with the project's key, and as a person.
+// api returns two clients of the server: one with the project key, one for a person.
 func (s *server) api() (key, person *rest.Client) {
 	s.t.Helper()
 	key, err := rest.New("http://"+s.web, s.key)
@@ -41,7 +41,7 @@ func (s *server) api() (key, person *rest.Client) {
 	return key, person
 }
 
-// approve approves an action as a person.
+// approveRun approves an action as a person.
 func approveRun(ctx context.Context, person *rest.Client, id string) error {
 	a, err := person.Actions.Get(ctx, id)
 	if err != nil {
@@ -51,7 +51,7 @@ func approveRun(ctx context.Context, person *rest.Client, id string) error {
 	return err
 }
 
-// follow waits until a run is over.
+// follow waits until a run is over, and returns it.
 func follow(ctx context.Context, c *rest.Client, id string) (rest.Run, error) {
 	for after := int64(0); ; {
 		list, err := c.Runs.Events(ctx, id, after, 30*time.Second)
@@ -72,8 +72,8 @@ func newInput(path, content string) rest.NewInput {
 	return rest.NewInput{Path: path, Size: int64(len(content)), SHA256: hex.EncodeToString(sum[:])}
 }
 
-// runAttack tries from inside what the contract does not allow. Each line that it
-// prints is a success of the attack.
+// runAttack tries what the contract does not allow. Each line with "did" means that an
+// attack succeeded.
 const runAttack = `
 import os, socket, subprocess, sys
 def tried(name, f):
@@ -93,8 +93,8 @@ tried("be root", lambda: os.setuid(0))
 print(sum(int(l) for l in open("/data/numbers")), "is the sum")
 `
 
-// TestRuns performs runs in real sandboxes: what their contract allows works, what it
-// does not is refused, and nothing is left.
+// TestRuns performs runs in real sandboxes: they can do what their contract allows and
+// nothing else, and leave nothing behind.
 func TestRuns(t *testing.T) {
 	t.Parallel()
 	s := start(t, t.TempDir(), "--memory", "512", "--pool-max", "0")
@@ -123,7 +123,7 @@ func TestRuns(t *testing.T) {
 		t.Helper()
 		r := propose(n, inputs)
 		if r.Approved == "" {
-			// No key decides, also not the one that proposed.
+			// No key may decide, not even the one that proposed the run.
 			if err := approveRun(ctx, key, r.Action); err == nil {
 				t.Error("the key approved its own run")
 			}
@@ -146,7 +146,7 @@ func TestRuns(t *testing.T) {
 	if r.Outcome != rest.RunSucceeded || r.Results[0].Stdout != "42\n" {
 		t.Errorf("sum: %s %s %+v", r.Outcome, r.Reason, r.Results)
 	}
-	// The same once more needs no person.
+	// The same run again needs no new approval.
 	if again := perform(sum, map[string]string{"/data/numbers": "1\n2\n39\n", "/data/sum.py": code}); again.Approved != r.Action || again.Outcome != rest.RunSucceeded {
 		t.Errorf("again: %s, approved by %q", again.Outcome, again.Approved)
 	}
@@ -181,12 +181,12 @@ os._exit(0)`}, rest.RunSucceeded, ""},
 			t.Errorf("%s: took %s", name, took)
 		}
 	}
-	// A time-out is a failed run. Its sandbox goes with it.
+	// A time-out ends the run, and its remaining commands do not start.
 	r = perform(rest.NewRun{ContractText: strings.Replace(runContract, "time: 2m", "time: 2s", 1), Task: "time", Commands: [][]string{{"sleep", "1000"}, {"true"}}}, nil)
 	if r.Outcome != rest.RunTimedOut || len(r.Results) != 1 {
 		t.Errorf("time: %s %s %+v", r.Outcome, r.Reason, r.Results)
 	}
-	// Wider than the boundary: nobody is asked.
+	// A contract wider than the boundary is refused without a review.
 	if _, err := person.Contracts.SetBoundary(ctx, strings.Replace(runContract, "time: 2m", "time: 1m", 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -202,16 +202,15 @@ os._exit(0)`}, rest.RunSucceeded, ""},
 	}
 }
 
-// TestRunsCrash kills the server at several moments of a run. Nothing runs twice, and
-// nothing is left behind.
+// TestRunsCrash kills the server in several states of a run. No command runs twice, and no
+// sandbox is left behind.
 func TestRunsCrash(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
 	flags := []string{"--memory", "512", "--pool-max", "0"}
 	s := start(t, data, flags...)
 	ctx := t.Context()
-	// A name in a directory that outlives the sandbox would tell how often it ran; here
-	// the record of commands does.
+	// The events of a run show how often its commands were begun.
 	for i, until := range []string{rest.RunProposed, rest.RunStarting, rest.RunRunning, "command", rest.RunCollecting} {
 		key, person := s.api()
 		n := rest.NewRun{ContractText: runContract, Task: fmt.Sprintf("crash %d", i), Commands: [][]string{{"sleep", "5"}, {"true"}}}
@@ -235,7 +234,7 @@ func TestRunsCrash(t *testing.T) {
 				there = there || e.State == until || e.Kind == until
 			}
 			if list.State == rest.RunEnded && !there {
-				t.Fatalf("%s: ended without it", until)
+				t.Fatalf("the run ended without reaching %s", until)
 			}
 		}
 		_ = s.kill(syscall.SIGKILL)

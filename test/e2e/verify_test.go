@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A verified is what postern verify --json prints, as far as it is looked at.
+// A verified is the output of postern verify --json, with the fields that the test uses.
 type verified struct {
 	ID      string
 	Results []struct {
@@ -20,7 +20,7 @@ type verified struct {
 	}
 }
 
-// verify runs postern verify and returns what it printed, whether or not all passed.
+// verify runs postern verify and returns its output, and an error if a check failed.
 func (s *server) verify(args ...string) (v verified, err error) {
 	s.t.Helper()
 	cmd := exec.Command(s.bin, append([]string{"verify", "--json", "--data", s.data}, args...)...)
@@ -33,8 +33,8 @@ func (s *server) verify(args ...string) (v verified, err error) {
 	return v, err
 }
 
-// TestVerify has the server verified as it is, where everything must pass, and as it
-// must not be, where the checks of what was opened must fail.
+// TestVerify: all checks pass on a server with default settings, and the checks of the
+// network fail on one that allows all connections.
 func TestVerify(t *testing.T) {
 	t.Parallel()
 	s := start(t, t.TempDir(), "--memory", "512", "--disk", "512")
@@ -73,22 +73,22 @@ func TestVerify(t *testing.T) {
 	}
 	for _, list := range [][]string{{"sandbox", "list"}, {"secret", "list"}, {"template", "list"}} {
 		if out := s.mustCLI(list...); strings.Contains(out, "verify-") {
-			t.Errorf("it left %s", out)
+			t.Errorf("the verification left %s", out)
 		}
 	}
 
-	// The hole: all of the Internet, and names of it. Whether there is an Internet where
-	// this test runs does not matter.
+	// The hole: the server allows all connections to the Internet. The checks must fail also
+	// if the machine of this test has no Internet.
 	open := start(t, t.TempDir(), "--egress", "allow")
 	v, err = open.verify("--only", "egress")
 	if err == nil {
-		t.Error("a server that lets everything out passes")
+		t.Error("a server that allows all connections passes")
 	}
 	failed := []string{}
 	for _, r := range v.Results {
 		if !r.Passed {
 			failed = append(failed, r.ID)
-			t.Logf("%s fails as it must: %s", r.ID, r.Seen)
+			t.Logf("%s fails, as it should: %s", r.ID, r.Seen)
 		}
 	}
 	if !slices.Contains(failed, "egress.tcp") {

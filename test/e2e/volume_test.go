@@ -91,7 +91,7 @@ func TestVolumesSurvive(t *testing.T) {
 		s.key = key
 		b.s, bystander.s = s, s
 		if r := b.run("cat /mnt/data/f; n=$(wc -l </mnt/data/beats); for i in $(seq 600); do sleep 0.1; [ $(wc -l </mnt/data/beats) -gt $n ] && echo beats && break; done; echo " + how + " >>/mnt/data/f"); !strings.HasSuffix(r.stdout, "beats\n") {
-			t.Errorf("%s: the sandbox: %+v; started in it: %s", how, r, s.mustCLI("sandbox", "commands", b.id))
+			t.Errorf("%s: the sandbox: %+v; its commands: %s", how, r, s.mustCLI("sandbox", "commands", b.id))
 		}
 		if status, text := s.volumeFile(id, token, "/f"); status != 200 || !strings.HasSuffix(text, how+"\n") {
 			t.Errorf("%s: the file by the API: %d %q", how, status, text)
