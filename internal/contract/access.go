@@ -9,19 +9,19 @@ import (
 	"postern/internal/policy"
 )
 
-// An Access is what a contract says about a path.
+// An Access is what a contract lets a run do with a path.
 type Access struct {
 	Read, Write bool
 	Why         string // for people; names the clause
 }
 
-// Access says whether the run may read or write at p, by the words of Files alone: what
-// is there is another question. The longest of Read, Write and the system directories
-// that p is in holds; Deny wins, and inputs are read-only. A path that is not absolute or
-// not written plainly is refused.
+// Access reports whether Files lets the run read or write p. It does not check whether
+// p exists. Deny takes precedence, then Inputs, which are read-only, then the longest
+// of Read, Write and the system directories that contains p. Paths that are not
+// absolute or not clean are refused.
 func (c *Contract) Access(p string) Access {
 	if _, ok := names(p); !ok {
-		return Access{Why: "the path must be absolute and written plainly, such as " + path.Join("/", p)}
+		return Access{Why: "the path must be absolute and clean, such as " + path.Join("/", p)}
 	}
 	for i, d := range c.Files.Deny {
 		if inside(p, d) {
@@ -29,16 +29,16 @@ func (c *Contract) Access(p string) Access {
 		}
 	}
 	if in, ok := c.MatchInput(p); ok {
-		return Access{Read: true, Why: "files.inputs has " + in.Path + ", read-only"}
+		return Access{Read: true, Why: "files.inputs names " + in.Path + ", read-only"}
 	}
-	best, found := -1, Access{Why: "neither files.read nor files.write has it"}
+	best, found := -1, Access{Why: "neither files.read nor files.write contains it"}
 	try := func(dirs []string, a Access, field string) {
 		for i, d := range dirs {
 			if inside(p, d) && len(d) > best {
 				best, found = len(d), a
 				found.Why = fmt.Sprintf("%s has %s", field, d)
 				if field != "the template" {
-					found.Why = fmt.Sprintf("%s[%d] has %s", field, i, d)
+					found.Why = fmt.Sprintf("%s[%d] is %s", field, i, d)
 				}
 			}
 		}
@@ -49,8 +49,8 @@ func (c *Contract) Access(p string) Access {
 	return found
 }
 
-// Reach says whether the run may connect to a host or an address, by the contract
-// alone: the project's own rules for the network bound it further.
+// Reach reports whether the contract lets the run connect to a host or an address. The
+// project's own network rules may be stricter.
 func (c *Contract) Reach(host string) (allowed bool, why string) {
 	out, err := policy.NewOutbound(c.Egress(), policy.Ceiling{Internet: true, Allow: c.special()})
 	if err != nil {
@@ -73,8 +73,8 @@ func (c *Contract) Reach(host string) (allowed bool, why string) {
 	return false, "network.allow does not name it"
 }
 
-// special returns the addresses that the contract names itself: which of them a project
-// opens is not the contract's question.
+// special returns the destinations that the contract names itself. Whether the project
+// allows the private ones among them is not decided here.
 func (c *Contract) special() []string {
 	return slices.DeleteFunc(slices.Clone(c.Network.Allow), func(s string) bool { return s == everywhere })
 }

@@ -62,7 +62,7 @@ func TestSample(t *testing.T) {
 	if c.Name != "weekly-report" {
 		t.Errorf("name %q", c.Name)
 	}
-	// Also with its examples: whoever removes the "#" has a contract.
+	// The commented examples must be valid too when their "#" is removed.
 	var text strings.Builder
 	for line := range strings.Lines(string(b)) {
 		if rest, ok := strings.CutPrefix(line, "# "); ok && (strings.HasPrefix(rest, "  ") || strings.HasSuffix(strings.TrimSpace(rest), ":")) && !strings.Contains(rest, ". ") {
@@ -72,7 +72,7 @@ func TestSample(t *testing.T) {
 	}
 	c = parse(t, text.String())
 	if len(c.Network.Allow) == 0 || len(c.Credentials) == 0 || c.Mail.Inbox == "" || len(c.Packages) == 0 || len(c.Commands.Allow) != 2 || len(c.Files.Read) == 0 {
-		t.Errorf("its examples: %s", c.Canonical())
+		t.Errorf("with its examples: %s", c.Canonical())
 	}
 	for _, name := range []string{"", "A", "a b", "a\nversion: 1", strings.Repeat("a", 64)} {
 		if _, err := contract.Sample(name); !errors.Is(err, contract.ErrInvalid) {

@@ -39,22 +39,24 @@ func Types() []string {
 	return []string{"csv", "json", "text", "markdown", "html", "pdf", "png", "jpeg", "parquet", "zip", "any"}
 }
 
-// systemDirs returns the directories that each run sees, read-only.
+// systemDirs returns the directories that every run sees, read-only.
 func systemDirs() []string {
 	return []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt"}
 }
 
-// kernelDirs returns the directories that are the kernel's or the guest's own. No
-// contract opens or hides them. The last four are used while the view of a run is made.
+// kernelDirs returns the directories that belong to the kernel or to the guest. A
+// contract can neither show nor hide them. The last four are used while the view of a
+// run is made.
 func kernelDirs() []string {
 	return []string{"/proc", "/sys", "/dev", "/run", "/.postern-start", "/.inputs", "/.old", "/.cover"}
 }
 
-// inside says whether p is dir or below it. Both are clean.
+// inside reports whether p is dir or below it. Both must be clean.
 func inside(p, dir string) bool {
 	return p == dir || dir == "/" || strings.HasPrefix(p, dir+"/")
 }
 
+// insideAny returns the first of dirs that p is inside of, or "".
 func insideAny(p string, dirs []string) string {
 	for _, d := range dirs {
 		if inside(p, d) {
@@ -64,8 +66,8 @@ func insideAny(p string, dirs []string) string {
 	return ""
 }
 
-// Check returns an error that wraps [ErrInvalid] if the contract has something that
-// cannot be enforced; [Problems] lists it.
+// Check returns an error that wraps [ErrInvalid] unless the contract can be enforced.
+// [Problems] lists what is wrong.
 func (c *Contract) Check() error {
 	if found := c.check(false); len(found) > 0 {
 		return found
@@ -91,7 +93,7 @@ func (c *Contract) check(boundary bool) problems {
 		k.add("version", "is %d; write version: %d", c.Version, Version)
 	}
 	if !namePattern().MatchString(c.Name) || len(c.Name) > 63 {
-		k.add("name", `%q must be 1 to 63 lower-case letters and digits with single "-" between, a letter first`, clip(c.Name))
+		k.add("name", `%q must have 1 to 63 lower-case letters, digits and single hyphens, and begin with a letter`, clip(c.Name))
 	}
 	if len(c.Description) > maxDescription {
 		k.add("description", "has %d bytes; at most %d are allowed", len(c.Description), maxDescription)
@@ -108,7 +110,7 @@ func (c *Contract) check(boundary bool) problems {
 	k.artifacts(c)
 	k.time("teardown.keep", c.Teardown.Keep)
 	if len(k.found) == 0 {
-		// What the wall refuses would stop the run only when its sandbox is made.
+		// Report now what the wall would refuse only when the sandbox is created.
 		if err := c.Egress().Validate(); err != nil && !boundary {
 			k.add("network", "%s", strings.TrimPrefix(err.Error(), policy.ErrInvalid.Error()+": "))
 		}
@@ -143,11 +145,11 @@ func (k *checker) template(t string) {
 	switch {
 	case t == "" || t == "*" && k.boundary:
 	case t == "*":
-		k.add("template", `"*" stands for any template, in boundaries only; name one`)
+		k.add("template", `"*" (any template) is allowed in boundaries only; name a template`)
 	case len(t) > 200 || !templatePattern().MatchString(name):
 		k.add("template", "%q is not a template: write NAME, NAME:TAG or NAME@sha256: and 64 hexadecimal digits", clip(t))
 	case ok && strings.Contains(name, ":"):
-		k.add("template", "has a tag and a digest; write one of them")
+		k.add("template", "has a tag and a digest; write only one of them")
 	case ok && !digestPattern().MatchString(strings.TrimPrefix(digest, "sha256:")), ok && !strings.HasPrefix(digest, "sha256:"):
 		k.add("template", "%q: a digest is sha256: and 64 lower-case hexadecimal digits; postern template list shows them", clip("@"+digest))
 	}
@@ -170,7 +172,7 @@ func (k *checker) commands(c *Contract) {
 		words, _ := split(a.Run)
 		key := strings.Join(words, "\x01")
 		if first, ok := seen[key]; ok {
-			k.add(field+".run", "is commands.allow[%d] again, which holds; leave one out", first)
+			k.add(field+".run", "repeats commands.allow[%d], which comes first and applies; remove one", first)
 		}
 		seen[key] = i
 		if a.Max < 0 || a.Max > maxStarts {
@@ -190,16 +192,16 @@ func (k *checker) commands(c *Contract) {
 	}
 }
 
-// program refuses absolute paths that no run can have.
+// program rejects absolute paths at which no run can have a program.
 func (k *checker) program(field string, t tree) {
 	for _, d := range kernelDirs() {
 		if t.under(d) {
-			k.add(field, "is below %s, where the names of programs change; write the path that the program has elsewhere", d)
+			k.add(field, "is below %s, where paths change while the run goes on; write the program's path in the template", d)
 		}
 	}
 }
 
-// plainPath checks a path that is mounted, and returns whether it can be.
+// plainPath checks a path that is to be mounted, and reports whether it can be.
 func (k *checker) plainPath(field, p string) bool {
 	if strings.Contains(p, "*") {
 		k.add(field, `%q: patterns cannot be mounted; write the directory`, clip(p))
@@ -210,11 +212,11 @@ func (k *checker) plainPath(field, p string) bool {
 		return false
 	}
 	if d := insideAny(p, kernelDirs()); d != "" {
-		k.add(field, "is in %s, which is the kernel's or the guest's own; leave it out", d)
+		k.add(field, "is in %s, which belongs to the kernel or the guest; remove it", d)
 		return false
 	}
 	if p == "/" && !k.boundary {
-		k.add(field, `"/" holds the guest's files too; name the directories`)
+		k.add(field, `"/" includes the guest's files; name the directories`)
 		return false
 	}
 	return true
@@ -227,7 +229,7 @@ func (k *checker) files(c *Contract) {
 	k.list("files.deny", len(f.Deny))
 	twice := func(field, p string, list []string, i int) {
 		if at := slices.Index(list[:i], p); at >= 0 {
-			k.add(fmt.Sprintf("%s[%d]", field, i), "is %s[%d] again; leave one out", field, at)
+			k.add(fmt.Sprintf("%s[%d]", field, i), "repeats %s[%d]; remove one", field, at)
 		}
 	}
 	for i, p := range f.Read {
@@ -244,7 +246,7 @@ func (k *checker) files(c *Contract) {
 			k.add(field, "is in %s, which is read-only for every run; choose a directory such as /work", d)
 		}
 		if at := slices.Index(f.Read, p); at >= 0 && !k.boundary {
-			k.add(field, "is files.read[%d] too; a directory to write is empty at the start, so name it once", at)
+			k.add(field, "is also files.read[%d]; a writable directory is initially empty, so name it only once", at)
 		}
 	}
 	for i, p := range f.Deny {
@@ -255,23 +257,23 @@ func (k *checker) files(c *Contract) {
 		}
 		for j, w := range f.Write {
 			if !k.boundary && (inside(p, w) || inside(w, p)) {
-				k.add(field, "overlaps files.write[%d], which is empty at the start and the run's own; leave one out", j)
+				k.add(field, "overlaps files.write[%d], which is initially empty and the run's own; remove one", j)
 			}
 		}
 		for j, r := range f.Read {
 			if inside(r, p) {
-				k.add(field, "hides all of files.read[%d]; leave one out", j)
+				k.add(field, "hides all of files.read[%d]; remove one", j)
 			}
 		}
 		if slices.Contains([]string{"/", "/usr", "/bin", "/lib", "/lib64", "/etc"}, p) {
-			k.add(field, "hides what every program needs; name what lies below")
+			k.add(field, "hides files that every program needs; name paths below it")
 		}
 	}
 	if f.Dir == "" || !k.plainPath("files.dir", f.Dir) && f.Dir != "/" {
 		return
 	}
 	if f.Dir != "/" && insideAny(f.Dir, f.Write) == "" && insideAny(f.Dir, f.Read) == "" && insideAny(f.Dir, systemDirs()) == "" {
-		k.add("files.dir", "is not in files.read or files.write; add it, or leave dir out")
+		k.add("files.dir", "is not in files.read or files.write; add it, or remove dir")
 	}
 	if at := slices.IndexFunc(f.Deny, func(d string) bool { return inside(f.Dir, d) }); at >= 0 {
 		k.add("files.dir", "is hidden by files.deny[%d]", at)
@@ -292,11 +294,11 @@ func (k *checker) inputs(c *Contract) {
 			continue
 		}
 		if in.SHA256 != "" && !t.literal() {
-			k.add(field+".sha256", "stands beside a pattern of paths; name one file")
+			k.add(field+".sha256", "needs the path of one file, not a pattern")
 		}
 		for _, d := range append(kernelDirs(), systemDirs()...) {
 			if t.under(d) {
-				k.add(field+".path", "is in %s, where no input can be put; choose a directory such as /work/in", d)
+				k.add(field+".path", "is in %s, which cannot hold inputs; choose a directory such as /work/in", d)
 			}
 		}
 		if len(t.names) == 0 && !k.boundary || len(t.names) > 0 && len(t.names[0]) > 1 {
@@ -304,12 +306,12 @@ func (k *checker) inputs(c *Contract) {
 		}
 		for j, d := range c.Files.Deny {
 			if t.under(d) {
-				k.add(field+".path", "is hidden by files.deny[%d]; leave one out", j)
+				k.add(field+".path", "is hidden by files.deny[%d]; remove one", j)
 			}
 		}
 		for j, other := range c.Files.Inputs[:i] {
 			if other.Path == in.Path {
-				k.add(field+".path", "is files.inputs[%d] again, which holds; leave one out", j)
+				k.add(field+".path", "repeats files.inputs[%d], which comes first and applies; remove one", j)
 			}
 		}
 	}
@@ -333,7 +335,7 @@ func (k *checker) network(n Network) {
 			continue
 		}
 		if open && !k.boundary {
-			k.add(field, "narrows nothing beside 0.0.0.0/0; leave one out")
+			k.add(field, "has no effect beside 0.0.0.0/0; remove one")
 		}
 	}
 	for i, s := range n.Deny {
@@ -341,13 +343,13 @@ func (k *checker) network(n Network) {
 		p, ok := parsePrefix(s)
 		switch {
 		case !ok:
-			k.add(field, "%q must be an address or a prefix: a name that is denied can be reached by another", clip(s))
+			k.add(field, "%q must be an address or a prefix: a denied name could be reached by another name", clip(s))
 		case p.Bits() == 0 && p.Addr().Is4():
 			k.add(field, "denies everything; leave network.allow empty instead")
 		}
 	}
 	if len(n.Deny) > 0 && !open {
-		k.add("network.deny", "narrows only 0.0.0.0/0 in network.allow: without it nothing is reached but what allow names; leave deny out")
+		k.add("network.deny", "has an effect only beside 0.0.0.0/0 in network.allow: otherwise the run reaches only what allow names; remove deny")
 	}
 }
 
@@ -361,7 +363,7 @@ func (k *checker) packages(list []Package) {
 			continue
 		}
 		if first, ok := seen[p.Manager]; ok {
-			k.add(field+".manager", "is packages[%d] again; leave one out", first)
+			k.add(field+".manager", "repeats packages[%d]; remove one", first)
 		}
 		seen[p.Manager] = i
 		if p.Pinned && managers()[at].exact == nil {
@@ -378,14 +380,14 @@ func (k *checker) credentials(c *Contract) {
 	for i, cred := range c.Credentials {
 		field := fmt.Sprintf("credentials[%d]", i)
 		if !secretPattern().MatchString(cred.Secret) && (cred.Secret != "*" || !k.boundary) {
-			k.add(field+".secret", "%q must be the name of a secret: 1 to 64 lower-case letters, digits, _ and -; postern secret list shows those there are", clip(cred.Secret))
+			k.add(field+".secret", "%q must be the name of a secret: 1 to 64 lower-case letters, digits, _ and -; postern secret list shows the names", clip(cred.Secret))
 		}
 		if !slices.Contains([]string{"", "always", "first", "never"}, cred.Approval) {
 			k.add(field+".approval", "%q must be always, first or never", clip(cred.Approval))
 		}
 		rule := policy.Egress{Rules: map[string][]policy.Rule{"example.com": {{Headers: map[string]string{cred.header(): "x"}}}}}
 		if err := rule.Validate(); err != nil {
-			k.add(field+".header", "%q cannot carry a secret: it is not the name of a header, or belongs to the connection", clip(cred.Header))
+			k.add(field+".header", "%q cannot carry a secret: it is not a header name, or it controls the connection", clip(cred.Header))
 		}
 		if len(cred.Hosts) == 0 {
 			k.add(field+".hosts", "is empty; name the hosts that get the secret")
@@ -402,11 +404,11 @@ func (k *checker) credentials(c *Contract) {
 				k.add(host, "%q is a whole top-level domain; name hosts below it", clip(h))
 			}
 			if !n.name(name) {
-				k.add(host, "%s is not in network.allow, so no request could carry the secret; add it there or leave it out", clip(h))
+				k.add(host, "%s is not in network.allow, so no request could carry the secret; add it there or remove it", clip(h))
 			}
 			key := at{name, cred.header()}
 			if other, ok := seen[key]; ok && !k.boundary {
-				k.add(host, "%s gets %s from %s already; one header has one value", clip(h), cred.header(), other)
+				k.add(host, "%s already gets %s from %s; a header has only one value", clip(h), cred.header(), other)
 			}
 			seen[key] = field
 		}
@@ -416,7 +418,7 @@ func (k *checker) credentials(c *Contract) {
 func (k *checker) mail(m Mail) {
 	switch {
 	case m.Inbox == "" && m.Max != 0:
-		k.add("mail.max", "stands without mail.inbox; name the inbox, or leave mail out")
+		k.add("mail.max", "has no effect without mail.inbox; name the inbox, or remove mail")
 	case m.Max < 0 || m.Max > maxMails:
 		k.add("mail.max", "is %d; 1 to %d are allowed", m.Max, maxMails)
 	}
@@ -424,7 +426,7 @@ func (k *checker) mail(m Mail) {
 		return
 	}
 	if a, err := mail.ParseAddress(m.Inbox); err != nil || a.Address != m.Inbox || len(m.Inbox) > 254 {
-		k.add("mail.inbox", "%q must be the ID or the address of an inbox; postern inbox list shows those there are", clip(m.Inbox))
+		k.add("mail.inbox", "%q must be the ID or the address of an inbox; postern inbox list shows them", clip(m.Inbox))
 	}
 }
 
@@ -435,10 +437,10 @@ func (k *checker) limits(c *Contract) {
 	k.size("limits.disk", l.Disk, 1<<20, 1<<40)
 	k.size("limits.output", l.Output, 1<<10, 256<<20)
 	if thousandths := l.CPUs * 1000; l.CPUs != 0 && !(l.CPUs >= 0.1 && l.CPUs <= 256) || math.Abs(thousandths-math.Round(thousandths)) > 1e-6 {
-		k.add("limits.cpus", "is %g; 0.1 to 256 are allowed, in thousandths", l.CPUs)
+		k.add("limits.cpus", "is %g; 0.1 to 256 are allowed, in steps of 0.001", l.CPUs)
 	}
 	if l.Processes != 0 && (l.Processes < 8 || l.Processes > 32768) {
-		k.add("limits.processes", "is %d; 8 to 32768 are allowed: the sandbox needs some itself", l.Processes)
+		k.add("limits.processes", "is %d; 8 to 32768 are allowed: the sandbox itself needs some", l.Processes)
 	}
 	if !slices.Contains([]string{"", "stop", "continue"}, c.OnFailure.Exit) {
 		k.add("on_failure.exit", "%q must be stop or continue", clip(c.OnFailure.Exit))
@@ -463,11 +465,11 @@ func (k *checker) artifacts(c *Contract) {
 			continue
 		}
 		if !slices.ContainsFunc(c.Files.Write, t.under) {
-			k.add(field+".path", "is not below files.write, so no run could write it; add %s there, or correct the path", path.Dir(strings.TrimSuffix(cmp.Or(a.Path, "/"), "/**")))
+			k.add(field+".path", "is not below files.write, so the run could not write it; add %s there, or correct the path", path.Dir(strings.TrimSuffix(cmp.Or(a.Path, "/"), "/**")))
 		}
 		for j, other := range c.Artifacts[:i] {
 			if other.Path == a.Path {
-				k.add(field+".path", "is artifacts[%d] again, which holds; leave one out", j)
+				k.add(field+".path", "repeats artifacts[%d], which comes first and applies; remove one", j)
 			}
 		}
 	}

@@ -1,9 +1,9 @@
-// Package contract reads, checks and compares the contracts of runs: YAML files that
-// say what one job may do (commands, files, network, credentials, mail, limits), what
-// happens when it fails, and what may come out of it.
+// Package contract parses, checks and compares the contracts of runs. A contract is a
+// YAML file that lists what one job may do (commands, files, network, credentials,
+// mail, limits), what happens when it fails, and which files may leave the sandbox.
 //
-// It is pure. Package run starts what a contract describes; the sandbox's kernel, its
-// view of files and the wall enforce it.
+// It does no I/O. Package run starts what a contract describes. The sandbox's kernel,
+// its view of files and the wall enforce it.
 package contract
 
 import (
@@ -12,7 +12,7 @@ import (
 )
 
 var (
-	// ErrInvalid means that a contract cannot be read or cannot be enforced. The text
+	// ErrInvalid means that a contract cannot be parsed or cannot be enforced. The text
 	// names the field, the limit and what to write instead.
 	ErrInvalid = errors.New("invalid contract")
 	// ErrWider means that a contract allows something that its boundary does not. The
@@ -26,7 +26,7 @@ const Version = 1
 // MaxSize is the size limit of a contract, in bytes.
 const MaxSize = 64 << 10
 
-// A Contract says what a run may do. What a clause does not name is not allowed. The
+// A Contract lists what a run may do. What a clause does not name is not allowed. The
 // zero value of a clause allows nothing, except where its comment says otherwise.
 type Contract struct {
 	Version     int          `json:"version" yaml:"version"`
@@ -45,7 +45,8 @@ type Contract struct {
 	Teardown    Teardown     `json:"teardown,omitzero" yaml:"teardown,omitempty"`
 }
 
-// Commands are the programs that the run may start, also by its children. Deny wins.
+// Commands lists the programs that the run and its child processes may start. Deny
+// takes precedence over Allow.
 type Commands struct {
 	Allow []Command `json:"allow,omitzero" yaml:"allow,omitempty"`
 	Deny  []string  `json:"deny,omitzero" yaml:"deny,omitempty"` // patterns, as in Command.Run
@@ -53,51 +54,53 @@ type Commands struct {
 
 // A Command allows the start of a program.
 type Command struct {
-	// Run is a pattern of a command line: words separated by spaces, quoted as in a
-	// shell. The first word is a name, which stands for the program of that name in the
-	// template's own program directories, or an absolute path. In the other words "*"
-	// stands for any text within one argument; a last word "**" stands for any further
-	// arguments, also none.
+	// Run is a command-line pattern: words separated by spaces, quoted as in a shell.
+	// The first word is either an absolute path or the name of a program in the
+	// template's program directories. In the other words "*" matches any text within one
+	// argument. A final word "**" matches any further arguments, including none; "**"
+	// alone matches every command line.
 	Run  string   `json:"run" yaml:"run"`
-	Max  int      `json:"max,omitzero" yaml:"max,omitempty"`   // starts; 0 means any number
-	Time Duration `json:"time,omitzero" yaml:"time,omitempty"` // of each start; 0 means until the run's end
+	Max  int      `json:"max,omitzero" yaml:"max,omitempty"`   // number of starts; 0 means no limit
+	Time Duration `json:"time,omitzero" yaml:"time,omitempty"` // for each start; 0 means until the run ends
 	// Ask holds each start until a person has decided (kind process.exec).
 	Ask bool `json:"ask,omitzero" yaml:"ask,omitempty"`
 }
 
-// Files says what the run sees of the file system. The template's system directories
-// (/usr, /bin, /lib, /etc, …) are always there, read-only.
+// Files lists the parts of the file system that the run sees. The template's system
+// directories (/usr, /bin, /lib, /etc, …) are always visible, read-only.
 type Files struct {
 	Read  []string `json:"read,omitzero" yaml:"read,omitempty"`   // absolute paths, read-only
-	Write []string `json:"write,omitzero" yaml:"write,omitempty"` // absolute paths of directories, empty at the start
+	Write []string `json:"write,omitzero" yaml:"write,omitempty"` // absolute paths of directories, initially empty
 	// Deny hides paths below Read, Write and the system directories.
 	Deny   []string `json:"deny,omitzero" yaml:"deny,omitempty"`
 	Inputs []Input  `json:"inputs,omitzero" yaml:"inputs,omitempty"`
-	// Dir is the working directory; empty means the first of Write, else "/".
+	// Dir is the working directory; empty means the first of Write, or "/" if there is
+	// none.
 	Dir string `json:"dir,omitzero" yaml:"dir,omitempty"`
 }
 
-// An Input is a file that is put in before the start, read-only.
+// An Input allows a file to be copied into the sandbox before the start. The run cannot
+// change it.
 type Input struct {
-	Path     string `json:"path" yaml:"path"`                            // absolute; may end in "/*" or "/**"
-	Size     Size   `json:"size,omitzero" yaml:"size,omitempty"`         // largest; 0 means 16 MiB
+	Path     string `json:"path" yaml:"path"`                            // absolute; "*" matches text within one name; may end in "/**"
+	Size     Size   `json:"size,omitzero" yaml:"size,omitempty"`         // maximum; 0 means 16 MiB
 	SHA256   string `json:"sha256,omitzero" yaml:"sha256,omitempty"`     // hexadecimal; empty means any content
 	Required bool   `json:"required,omitzero" yaml:"required,omitempty"` // the run is refused without it
 }
 
-// Network says where the run may connect: the wall's rules.
+// Network lists the destinations that the run may connect to. The wall enforces it.
 type Network struct {
 	Allow []string `json:"allow,omitzero" yaml:"allow,omitempty"` // host, *.host, address or prefix
 	Deny  []string `json:"deny,omitzero" yaml:"deny,omitempty"`   // addresses and prefixes
 }
 
-// A Package names a package manager that may install.
+// A Package allows a package manager to install packages.
 type Package struct {
 	Manager string `json:"manager" yaml:"manager"`                  // npm, pypi, debian, go or crates
-	Pinned  bool   `json:"pinned,omitzero" yaml:"pinned,omitempty"` // only exact versions may be named on its command line
+	Pinned  bool   `json:"pinned,omitzero" yaml:"pinned,omitempty"` // its command lines must name exact versions
 }
 
-// A Credential lets the wall put a secret on requests to some hosts.
+// A Credential lets the wall add a secret to requests to the listed hosts.
 type Credential struct {
 	Secret   string   `json:"secret" yaml:"secret"` // its name
 	Hosts    []string `json:"hosts" yaml:"hosts"`
@@ -105,7 +108,7 @@ type Credential struct {
 	Approval string   `json:"approval,omitzero" yaml:"approval,omitempty"` // always, first or never; empty means always
 }
 
-// Mail says what mail the run may propose.
+// Mail limits the messages that the run may propose.
 type Mail struct {
 	Inbox string `json:"inbox,omitzero" yaml:"inbox,omitempty"` // ID or address
 	Max   int    `json:"max,omitzero" yaml:"max,omitempty"`     // messages; 0 with an inbox means 1
@@ -123,24 +126,25 @@ type Limits struct {
 
 // OnFailure says what happens when a command of the run fails.
 type OnFailure struct {
-	Exit   string `json:"exit,omitzero" yaml:"exit,omitempty"`     // stop (also if empty) or continue, after a non-zero exit
-	Stderr Size   `json:"stderr,omitzero" yaml:"stderr,omitempty"` // most of standard error that goes back to a model; 0 means 2 KiB
-	// Output keeps standard output and error beside the record, redacted and bounded.
+	Exit   string `json:"exit,omitzero" yaml:"exit,omitempty"`     // after a non-zero exit status: stop (the default) or continue
+	Stderr Size   `json:"stderr,omitzero" yaml:"stderr,omitempty"` // maximum of standard error that is returned to a model; 0 means 2 KiB
+	// Output stores the end of standard output with the run, redacted. The end of
+	// standard error is stored in any case.
 	Output bool `json:"output,omitzero" yaml:"output,omitempty"`
 }
 
 // An Artifact is a file that may leave the sandbox.
 type Artifact struct {
-	Path     string `json:"path" yaml:"path"`                            // absolute; "*" stands for text within one name
+	Path     string `json:"path" yaml:"path"`                            // absolute; "*" matches text within one name; may end in "/**"
 	Type     string `json:"type" yaml:"type"`                            // csv, json, text, markdown, html, pdf, png, jpeg, parquet, zip or any
-	Size     Size   `json:"size,omitzero" yaml:"size,omitempty"`         // largest; 0 means 16 MiB
+	Size     Size   `json:"size,omitzero" yaml:"size,omitempty"`         // maximum; 0 means 16 MiB
 	Required bool   `json:"required,omitzero" yaml:"required,omitempty"` // the run fails without it
-	Review   string `json:"review,omitzero" yaml:"review,omitempty"`     // person (also if empty), flagged (a person only where the scan finds something) or policy
+	Review   string `json:"review,omitzero" yaml:"review,omitempty"`     // person (the default), flagged (a person only if the scan has findings) or policy
 }
 
 // Teardown says what happens to the sandbox after the run.
 type Teardown struct {
-	Keep Duration `json:"keep,omitzero" yaml:"keep,omitempty"` // paused for so long; 0 destroys it at once
+	Keep Duration `json:"keep,omitzero" yaml:"keep,omitempty"` // how long to keep it, paused; 0 destroys it at once
 }
 
 // A Duration is a time span, written "90s", "10m" or "2h".

@@ -89,7 +89,7 @@ func TestParse(t *testing.T) {
 	c := parse(t, full)
 	again := parse(t, string(c.Canonical()))
 	if d := cmp.Diff(c, again); d != "" {
-		t.Errorf("the canonical form reads otherwise: %s", d)
+		t.Errorf("the canonical form parses differently: %s", d)
 	}
 	if c.Digest() != again.Digest() || !strings.HasPrefix(c.Digest(), "sha256:") || len(c.Digest()) != 71 {
 		t.Errorf("digests %s and %s", c.Digest(), again.Digest())
@@ -117,18 +117,18 @@ func TestParse(t *testing.T) {
 
 func TestParseRefuses(t *testing.T) {
 	for _, test := range []struct{ name, from, to, want string }{
-		{"unknown field", "name: monthly-report", "name: x\ntitle: y", "line 3: title: there is no such field; there are version, name"},
-		{"unknown field below", "max: 2\n      time", "maximum: 2\n      time", "line 8: commands.allow[0].maximum: there is no such field; there are run, max, time, ask"},
-		{"key twice", "name: monthly-report", "name: x\nname: y", "stands here twice"},
+		{"unknown field", "name: monthly-report", "name: x\ntitle: y", "line 3: title: there is no such field; the fields are version, name"},
+		{"unknown field below", "max: 2\n      time", "maximum: 2\n      time", "line 8: commands.allow[0].maximum: there is no such field; the fields are run, max, time, ask"},
+		{"key twice", "name: monthly-report", "name: x\nname: y", "appears twice"},
 		{"anchor", "read: [/data]", "read: &a [/data]", "anchors and aliases are not allowed"},
 		{"tag", "cpus: 0.5", "cpus: !!float 0.5", "tags are not allowed"},
 		{"merge", "mail:\n", "mail:\n  <<: {max: 1}\n", "no such field"},
 		{"version", "version: 1", "version: 2", "line 1: version: is 2; write version: 1"},
 		{"name", "monthly-report", "Monthly Report", "line 2: name:"},
 		{"bidi", "Makes the", "\u202eMakes the", "line 3: has the character U+202E"},
-		{"escaped bidi", "description: Makes the report of a month.", `description: "a\u202eb"`, "line 3: description: has a character that is not seen: U+202E"},
+		{"escaped bidi", "description: Makes the report of a month.", `description: "a\u202eb"`, "line 3: description: has the invisible character U+202E"},
 		{"template digest", "base:v2", "base@sha256:12", "line 4: template:"},
-		{"template any", "base:v2", `"*"`, "in boundaries only"},
+		{"template any", "base:v2", `"*"`, "allowed in boundaries only"},
 		{"pipe", "python3 report.py *", "python3 report.py | sh", "only a shell understands"},
 		{"star program", "python3 report.py *", "py* report.py", "is not the name of a program"},
 		{"double star", "python3 report.py *", "python3 ** x", "only as the last word"},
@@ -143,28 +143,28 @@ func TestParseRefuses(t *testing.T) {
 		{"relative path", "read: [/data]", "read: [data]", "line 15: files.read[0]: \"data\" is not absolute"},
 		{"dots", "read: [/data]", "read: [/data/../etc]", "write /etc"},
 		{"pattern of directories", "read: [/data]", `read: ["/data/*"]`, "patterns cannot be mounted"},
-		{"root", "read: [/data]", `read: [/]`, "the guest's files too"},
-		{"proc", "read: [/data]", `read: [/proc/1]`, "the kernel's or the guest's own"},
-		{"the guest's starter", "read: [/data]", `read: [/.postern-start]`, "the kernel's or the guest's own"},
-		{"the guest's inputs", "read: [/data]", `read: [/.inputs/1]`, "the kernel's or the guest's own"},
+		{"root", "read: [/data]", `read: [/]`, "includes the guest's files"},
+		{"proc", "read: [/data]", `read: [/proc/1]`, "belongs to the kernel or the guest"},
+		{"the guest's starter", "read: [/data]", `read: [/.postern-start]`, "belongs to the kernel or the guest"},
+		{"the guest's inputs", "read: [/data]", `read: [/.inputs/1]`, "belongs to the kernel or the guest"},
 		{"write the system", "write: [/work, /work/out]", "write: [/work, /usr/lib/x, /work/out]", "files.write[1]: is in /usr, which is read-only"},
 		{"write and deny", "deny: [/data/secret]", "deny: [/work/out]", "files.deny[0]: overlaps files.write[0]"},
 		{"deny all that is read", "deny: [/data/secret]", "deny: [/data]", "hides all of files.read[0]"},
 		{"dir", "dir: /work/out", "dir: /home/user", "files.dir: is not in files.read or files.write"},
-		{"input in the system", "path: /work/in/sales.csv", "path: /etc/passwd", "where no input can be put"},
+		{"input in the system", "path: /work/in/sales.csv", "path: /etc/passwd", "cannot hold inputs"},
 		{"input digest", "sha256: e3b0", "sha256: E3b0", "64 lower-case hexadecimal digits"},
-		{"digest of a pattern", "path: /work/in/sales.csv", `path: /work/in/*`, "stands beside a pattern"},
+		{"digest of a pattern", "path: /work/in/sales.csv", `path: /work/in/*`, "not a pattern"},
 		{"host with scheme", "api.example.com, \"*", "https://api.example.com, \"*", "without scheme, port and path"},
 		{"any host", `"*.example.org"`, `"*"`, `write "0.0.0.0/0"`},
-		{"deny without the Internet", "192.0.2.0/24]", "192.0.2.0/24]\n  deny: [192.0.2.1]", "narrows only 0.0.0.0/0"},
-		{"names beside the Internet", "192.0.2.0/24]", "0.0.0.0/0]", "narrows nothing beside 0.0.0.0/0"},
+		{"deny without the Internet", "192.0.2.0/24]", "192.0.2.0/24]\n  deny: [192.0.2.1]", "has an effect only beside 0.0.0.0/0"},
+		{"names beside the Internet", "192.0.2.0/24]", "0.0.0.0/0]", "has no effect beside 0.0.0.0/0"},
 		{"manager", "manager: pypi", "manager: brew", "must be one of crates, debian, go, npm, pypi"},
 		{"pinned apt", "manager: pypi", "manager: debian", "cannot be enforced for debian"},
 		{"credential without network", "hosts: [api.example.com]", "hosts: [other.example.com]", "credentials[0].hosts[0]: other.example.com is not in network.allow"},
 		{"credential wider than network", "hosts: [api.example.com]", "hosts: ['*.example.com']", "is not in network.allow"},
 		{"header of the connection", "header: X-Api-Key", "header: Transfer-Encoding", "cannot carry a secret"},
 		{"approval", "approval: first", "approval: once", "must be always, first or never"},
-		{"mail without inbox", "inbox: reports@example.com\n", "", "stands without mail.inbox"},
+		{"mail without inbox", "inbox: reports@example.com\n", "", "has no effect without mail.inbox"},
 		{"inbox", "reports@example.com", "Reports <reports@example.com>", "must be the ID or the address"},
 		{"cpus", "cpus: 0.5", "cpus: .inf", "must be a number"},
 		{"memory", "memory: 512MiB", "memory: 512MB", "must be a number of bytes"},
@@ -175,8 +175,8 @@ func TestParseRefuses(t *testing.T) {
 		{"artifact type", "type: csv", "type: exe", "must be one of csv, json"},
 		{"review", "review: flagged", "review: nobody", "must be person, flagged or policy"},
 		{"keep", "keep: 10m", "keep: 48h", "at most 24h"},
-		{"null", "keep: 10m", "keep: null", "must be a text"},
-		{"list for text", "name: monthly-report", "name: [a]", "must be a text"},
+		{"null", "keep: 10m", "keep: null", "must be a string"},
+		{"list for text", "name: monthly-report", "name: [a]", "must be a string"},
 		{"text for list", "read: [/data]", "read: /data", "must be a list"},
 		{"boolean", "ask: true", `ask: "true"`, "must be true or false"},
 	} {

@@ -11,8 +11,8 @@ import (
 	"postern/internal/policy"
 )
 
-// Defaults of [Limits]. CPUs, memory and processes are those of a server without
-// settings, so that a template's memory snapshot fits.
+// Defaults of [Limits]. CPUs, memory and processes are the defaults of a server, so
+// that a run can start from a template's memory snapshot.
 const (
 	defaultTime      = Duration(10 * time.Minute)
 	defaultMemory    = Size(1 << 30)
@@ -24,8 +24,8 @@ const (
 	defaultStderr    = Size(2 << 10)
 )
 
-// Limited returns the limits with the defaults where the contract has none: 10 minutes,
-// 1 GiB of memory, 2 CPUs, 1 GiB of disk, 1 MiB of output, 512 processes.
+// Limited returns the limits, with defaults for those that the contract leaves out: 10
+// minutes, 1 GiB of memory, 2 CPUs, 1 GiB of disk, 1 MiB of output, 512 processes.
 func (c *Contract) Limited() Limits {
 	l := c.Limits
 	l.Time = cmp.Or(l.Time, defaultTime)
@@ -37,7 +37,7 @@ func (c *Contract) Limited() Limits {
 	return l
 }
 
-// everywhere stands for every IPv4 address in Network.Allow: it opens the Internet.
+// everywhere in Network.Allow opens the whole Internet.
 const everywhere = "0.0.0.0/0"
 
 // A network is a parsed [Network].
@@ -48,7 +48,7 @@ type network struct {
 	deny     []netip.Prefix
 }
 
-// parsePrefix reads an address or a prefix; IPv4 in IPv6 becomes IPv4.
+// parsePrefix parses an address or a prefix. IPv4-mapped IPv6 becomes IPv4.
 func parsePrefix(s string) (netip.Prefix, bool) {
 	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
 		a = a.Unmap()
@@ -67,7 +67,7 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 	return p.Masked(), true
 }
 
-// parseHost reads a name or "*." and a name, which becomes "." and the name.
+// parseHost parses "name" or "*.name". It returns the latter as ".name".
 func parseHost(s string) (string, error) {
 	below, wild := strings.CutPrefix(s, "*.")
 	n, err := policy.Name(below)
@@ -77,12 +77,13 @@ func parseHost(s string) (string, error) {
 	return n, err
 }
 
-// hostWithin says whether a name as [parseHost] returns it falls under another.
+// hostWithin reports whether the host pattern of covers all hosts of n. Both are in the
+// form that [parseHost] returns.
 func hostWithin(n, of string) bool {
 	return n == of || of[0] == '.' && len(n) > len(of) && strings.HasSuffix(n, of)
 }
 
-// parse reads what can be read; Check has refused the rest.
+// parse parses the valid entries. [Contract.Check] has refused the others.
 func (n Network) parse() network {
 	var out network
 	for _, s := range n.Allow {
@@ -106,7 +107,7 @@ func (n Network) parse() network {
 	return out
 }
 
-// name says whether the network lets connections to a host by its name.
+// name reports whether the network allows connections to a host by its name.
 func (n network) name(host string) bool {
 	return n.internet || slices.ContainsFunc(n.names, func(of string) bool { return hostWithin(host, of) })
 }
@@ -117,9 +118,9 @@ func (c Credential) header() string {
 }
 
 // Egress returns the network policy of the run's sandbox: its hosts, its package
-// registries, and a rule for each host that gets a credential. In Authorization the
-// value stands behind "Bearer ", in other headers alone. The rules do not say who
-// approves.
+// registries, and a rule for each host that gets a credential. The Authorization header
+// has "Bearer " before the value, other headers have the value alone. The rules do not
+// include approvals.
 func (c *Contract) Egress() policy.Egress {
 	n := c.Network.parse()
 	e := policy.Egress{Internet: n.internet, DenyOut: slices.Clone(c.Network.Deny)}
@@ -151,8 +152,9 @@ func (c *Contract) Egress() policy.Egress {
 	return e
 }
 
-// headers returns the headers of requests to a host as [parseHost] returns it: the wall
-// takes one rule for a host and never merges, so each has those of all credentials.
+// headers returns the headers of requests to a host in the form of [parseHost]. The
+// wall applies exactly one rule to a host, so each rule has the headers of all
+// credentials that match.
 func (c *Contract) headers(host string) map[string]string {
 	out := map[string]string{}
 	for _, cred := range c.Credentials {

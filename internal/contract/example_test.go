@@ -11,9 +11,9 @@ import (
 	"postern/internal/contract"
 )
 
-// TestExamples checks the contracts of real jobs: each is in order, allows the command
-// and the files of its row in the README, and its wider twin is wider in the clause that
-// the row names and in no other.
+// TestExamples checks the contracts of real jobs. Each must be valid and allow the
+// command and the artifact of its row in the README. Its wider twin must be wider in
+// the clause that the row names, and in no other.
 func TestExamples(t *testing.T) {
 	const dir = "../../examples/contracts/"
 	read := func(name string) string {
@@ -42,7 +42,7 @@ func TestExamples(t *testing.T) {
 			}
 			artifact := c.Dir() + "/" + strings.Trim(cells[2], "`")
 			if _, ok := c.MatchArtifact(artifact); !ok {
-				t.Errorf("%s is no artifact", artifact)
+				t.Errorf("%s is not an artifact", artifact)
 			}
 			if d := twin.Wider(c); len(d) == 0 {
 				t.Error("the twin is not wider")
@@ -64,7 +64,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// inputs checks that the contract takes each file in the directory of its job.
+// inputs checks that the contract accepts each file in the directory of its job.
 func inputs(t *testing.T, dir, name string, c *contract.Contract) {
 	t.Helper()
 	found := 0

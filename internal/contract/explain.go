@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// A Clause is one part of a contract, in words.
+// A Clause is one part of a contract, explained to people.
 type Clause struct {
 	ID   string `json:"id"`
 	Text string `json:"text"` // one or more sentences
 }
 
-// Clauses returns every clause of the contract in one order, also those that allow
-// nothing: commands, files, inputs, network, packages, credentials, mail, limits,
+// Clauses returns all clauses of the contract in a fixed order, including those that
+// allow nothing: commands, files, inputs, network, packages, credentials, mail, limits,
 // on_failure, artifacts, teardown.
 func (c *Contract) Clauses() []Clause {
 	return []Clause{
@@ -34,8 +34,8 @@ func (c *Contract) Clauses() []Clause {
 	}
 }
 
-// Explain returns what the contract allows in sentences, one a line: first the
-// template, then its clauses, each with its name.
+// Explain describes in sentences what the contract allows: the template first, then one
+// line for each clause, which begins with the clause's ID.
 func (c *Contract) Explain() []string {
 	out := []string{fmt.Sprintf("template: The run starts from the template %s.", cmp.Or(c.Template, "base"))}
 	for _, cl := range c.Clauses() {
@@ -44,7 +44,7 @@ func (c *Contract) Explain() []string {
 	return out
 }
 
-// oneLine makes a pattern fit into a sentence.
+// oneLine returns s with its white space collapsed.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
 func (c *Contract) commandsText() string {
@@ -66,17 +66,17 @@ func (c *Contract) commandsText() string {
 			more = append(more, "at most "+count(a.Max, "time"))
 		}
 		if a.Time > 0 {
-			more = append(more, a.Time.String()+" each")
+			more = append(more, "up to "+a.Time.String()+" each")
 		}
 		if a.Ask {
-			more = append(more, "each after a person has allowed it")
+			more = append(more, "each start needs a person's approval")
 		}
 		if len(more) > 0 {
 			s += " (" + strings.Join(more, ", ") + ")"
 		}
 		list = append(list, s)
 	}
-	s := "The run and all that it starts may start only: " + strings.Join(list, "; ") + "."
+	s := "The run and its child processes may start only: " + strings.Join(list, "; ") + "."
 	if len(c.Commands.Deny) > 0 {
 		s += " Never: " + oneLine(strings.Join(c.Commands.Deny, "; ")) + "."
 	}
@@ -106,7 +106,7 @@ func (c *Contract) filesText() string {
 	if len(c.Files.Deny) > 0 {
 		s += " Hidden from it: " + strings.Join(c.Files.Deny, ", ") + "."
 	}
-	return s + " It works in " + c.Dir() + "."
+	return s + " Its working directory is " + c.Dir() + "."
 }
 
 // Dir returns the working directory: Files.Dir, else the first of Files.Write, else "/".
@@ -122,7 +122,7 @@ func (c *Contract) Dir() string {
 
 func (c *Contract) inputsText() string {
 	if len(c.Files.Inputs) == 0 {
-		return "No file is put in."
+		return "It has no input files."
 	}
 	var list []string
 	for _, in := range c.Files.Inputs {
@@ -135,22 +135,22 @@ func (c *Contract) inputsText() string {
 		}
 		list = append(list, s)
 	}
-	return "These files may be put in, read-only: " + strings.Join(list, "; ") + "."
+	return "It may have these input files, read-only: " + strings.Join(list, "; ") + "."
 }
 
 func (c *Contract) networkText() string {
 	n := c.Network.parse()
 	switch {
 	case n.internet && len(n.deny) > 0:
-		return "It connects to the whole Internet except " + strings.Join(c.Network.Deny, ", ") + "."
+		return "It may connect to the whole Internet except " + strings.Join(c.Network.Deny, ", ") + "."
 	case n.internet:
-		return "It connects to the whole Internet."
+		return "It may connect to the whole Internet."
 	case len(c.Network.Allow) > 0:
-		return "It connects only to " + strings.Join(c.Network.Allow, ", ") + "."
+		return "It may connect only to " + strings.Join(c.Network.Allow, ", ") + "."
 	case len(c.Packages) > 0:
-		return "It connects to nothing but package registries."
+		return "It may connect only to package registries."
 	}
-	return "It connects to nothing."
+	return "It has no network access."
 }
 
 func (c *Contract) packagesText() string {
@@ -170,21 +170,21 @@ func (c *Contract) packagesText() string {
 
 func (c *Contract) credentialsText() string {
 	if len(c.Credentials) == 0 {
-		return "No secret is put on its requests."
+		return "It has no secrets."
 	}
 	var list []string
 	for _, cred := range c.Credentials {
-		when := map[string]string{"always": "a person allows each request", "first": "a person allows the first request", "never": "nobody is asked"}[cmp.Or(cred.Approval, "always")]
+		when := map[string]string{"always": "a person approves each request", "first": "a person approves the first request", "never": "nobody is asked"}[cmp.Or(cred.Approval, "always")]
 		list = append(list, fmt.Sprintf("%s to %s in %s; %s", cred.Secret, strings.Join(cred.Hosts, ", "), cred.header(), when))
 	}
-	return "The wall puts secrets on its requests; the run never has their values: " + strings.Join(list, "; ") + "."
+	return "The wall adds secrets to its requests; the run never gets their values: " + strings.Join(list, "; ") + "."
 }
 
 func (c *Contract) mailText() string {
 	if c.Mail.Inbox == "" {
 		return "It has no inbox."
 	}
-	return fmt.Sprintf("It may propose %s from the inbox %s, which waits behind the gate.", count(max(c.Mail.Max, 1), "message"), c.Mail.Inbox)
+	return fmt.Sprintf("It may propose %s from the inbox %s; the gate decides whether to send.", count(max(c.Mail.Max, 1), "message"), c.Mail.Inbox)
 }
 
 func (c *Contract) limitsText() string {
@@ -203,13 +203,13 @@ func cpus(n float64) string {
 func (c *Contract) onFailureText() string {
 	s := "The first command that fails ends the run."
 	if c.OnFailure.Exit == "continue" {
-		s = "After a command that fails the next one is started."
+		s = "After a command has failed, the next one starts."
 	}
-	s += fmt.Sprintf(" At most %s of standard error goes back to a model.", cmp.Or(c.OnFailure.Stderr, defaultStderr))
+	s += fmt.Sprintf(" At most %s of standard error is returned to a model.", cmp.Or(c.OnFailure.Stderr, defaultStderr))
 	if c.OnFailure.Output {
-		return s + " The output is kept, redacted and bounded."
+		return s + " The end of standard output is stored, redacted."
 	}
-	return s + " The output is not kept."
+	return s + " Standard output is not stored."
 }
 
 func (c *Contract) artifactsText() string {
@@ -223,7 +223,7 @@ func (c *Contract) artifactsText() string {
 			s += ", required"
 		}
 		list = append(list, s+"; "+map[string]string{
-			"person": "a person sees each", "flagged": "a person sees each in which the scan finds something", "policy": "the policy decides",
+			"person": "a person reviews each", "flagged": "a person reviews those in which the scan finds something", "policy": "the policy decides",
 		}[cmp.Or(a.Review, "person")]+")")
 	}
 	return "Only these files may leave the sandbox: " + strings.Join(list, "; ") + "."
@@ -236,16 +236,16 @@ func (c *Contract) teardownText() string {
 	return "The sandbox is destroyed at once."
 }
 
-// interpreters returns programs that run what their arguments or their input say. One
-// that ends in "*" is a beginning.
+// interpreters returns programs that execute code from their arguments or their input.
+// A final "*" matches any text.
 func interpreters() []string {
 	return []string{
 		"sh", "bash", "dash", "zsh", "ksh", "fish", "busybox", "python*", "pypy*", "ipython*", "node", "nodejs", "deno", "bun", "ruby*", "perl*", "php*", "lua*", "java", "jshell", "Rscript", "R", "tclsh", "awk", "gawk", "mawk", "nawk", "sed", "vi", "vim", "ex", "ed", "emacs", "make", "cmake", "gdb", "git", "npm", "npx", "pip*", "go", "cargo", "gcc", "cc", "ld*", "sqlite3", "psql", "jupyter*",
 	}
 }
 
-// Warnings returns what the contract allows although its words may not look like it, one
-// sentence each. None of it keeps a run from starting.
+// Warnings returns what the contract allows beyond what its text suggests, one sentence
+// each. A warning does not stop a run.
 func (c *Contract) Warnings() []string {
 	var out []string
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
@@ -259,7 +259,7 @@ func (c *Contract) Warnings() []string {
 		open := e.rest || slices.ContainsFunc(e.words, func(g glob) bool { return len(g) > 1 })
 		switch {
 		case e.any:
-			add("%sallows any program; files, network and limits alone bound the run", field)
+			add("%sallows any program; only files, network and limits bound the run", field)
 		case slices.ContainsFunc(interpreters(), func(p string) bool {
 			prefix, more := strings.CutSuffix(p, "*")
 			return name == p || more && strings.HasPrefix(name, prefix)
@@ -268,12 +268,12 @@ func (c *Contract) Warnings() []string {
 			if open {
 				what = "what its arguments tell it"
 			}
-			add("%s%s runs code itself: the kernel does not see %s as a start of a program; files, network and limits alone bound it", field, name, what)
+			add("%s%s runs code itself: the kernel does not see %s as the start of a program; only files, network and limits bound it", field, name, what)
 		}
 		if e.name == "" && !e.any {
 			for i, w := range c.Files.Write {
 				if e.path.meets(tree{names: literals(w), below: true}) {
-					add("%s%s is in files.write[%d], where the run can put any program under that name", field, oneLine(e.Run), i)
+					add("%s%s is in files.write[%d], where the run can create any program under that name", field, oneLine(e.Run), i)
 				}
 			}
 		}
@@ -289,38 +289,38 @@ func (c *Contract) Warnings() []string {
 			}
 		}
 		if l := c.Limited(); e.Time > l.Time {
-			add("commands.allow[%d].time: is longer than the whole run, which has %s", e.index, l.Time)
+			add("commands.allow[%d].time: is longer than the time of the whole run, %s", e.index, l.Time)
 		}
 	}
 	for i, d := range c.Commands.Deny {
 		if p, err := newPattern(d); err == nil && len(p.words) > 0 {
-			add("commands.deny[%d]: other arguments may do the same; leave them out to deny %s altogether", i, oneLine(firstWord(d)))
+			add("commands.deny[%d]: other arguments may have the same effect; leave the arguments out to deny %s completely", i, oneLine(firstWord(d)))
 		}
 	}
 	if len(c.Commands.Allow) == 0 {
-		add("commands.allow: is empty, so nothing can be started")
+		add("commands.allow: is empty, so no program can start")
 	}
 	for i, d := range c.Files.Deny {
 		if insideAny(d, c.Files.Read) == "" && insideAny(d, systemDirs()) == "" {
-			add("files.deny[%d]: %s is not there anyway", i, d)
+			add("files.deny[%d]: %s is not visible anyway", i, d)
 		}
 	}
 	for i, r := range c.Files.Read {
 		if insideAny(r, systemDirs()) != "" {
-			add("files.read[%d]: %s is there for every run", i, r)
+			add("files.read[%d]: %s is visible to every run", i, r)
 		}
 	}
 	if c.Network.parse().internet {
-		add("network.allow: the whole Internet can take whatever the run reads")
+		add("network.allow: the run can send whatever it reads to any host on the Internet")
 	}
 	for i, p := range c.Packages {
 		if p.Manager == "debian" {
-			add("packages[%d]: apt can download, but not install: it installs as root only, and no run is root", i)
+			add("packages[%d]: apt can download, but not install: only root can install, and no run is root", i)
 		}
 	}
 	for i, a := range c.Artifacts {
 		if a.Type == "any" {
-			add("artifacts[%d].type: any lets programs and archives leave, if the review releases them", i)
+			add("artifacts[%d].type: any allows programs and archives to leave, if the review releases them", i)
 		}
 	}
 	return out

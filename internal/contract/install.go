@@ -6,32 +6,32 @@ import (
 	"strings"
 )
 
-// An installation is what a command line of a package manager installs. A contract that
-// allows one kind allows those before it.
+// An installation is the kind of packages that a package manager's command line
+// installs. A contract that allows one kind allows those before it.
 type installation int
 
 const (
 	noInstallation installation = iota
-	localFiles                  // paths alone; also without a clause of packages
+	localFiles                  // only local paths; allowed without a packages clause
 	exactVersions
 	anyVersions
 )
 
-// A manager says how the command lines of a package manager are read.
+// A manager describes the command lines of a package manager.
 type manager struct {
-	registry string   // as [Package.Manager] has it
-	programs []string // their names; one that ends in "*" is a beginning
-	commands []string // that install
-	// exact says whether a text names one version of a package. Nil means that no
-	// command line can.
+	registry string   // the value of [Package.Manager]
+	programs []string // names; a final "*" matches any text
+	commands []string // subcommands that install
+	// exact reports whether an argument names one version of a package. Nil means that
+	// no argument can.
 	exact func(arg string) bool
-	// alone says that a command without packages installs what a lock file has, which
-	// is exact.
+	// locked are the subcommands that, without packages, install the exact versions of a
+	// lock file.
 	locked []string
 }
 
-// managers has a row for each package manager. Contracts know those that
-// [postern/internal/policy.Registries] has.
+// managers returns the known package managers. Contracts can name those that
+// [postern/internal/policy.Registries] has too.
 func managers() []manager {
 	return []manager{
 		{registry: "crates", programs: []string{"cargo"}, commands: []string{"install", "add"}, exact: after("@", "")},
@@ -46,8 +46,9 @@ func managers() []manager {
 	}
 }
 
-// after returns what says whether a text has a version of digits, dots and letters
-// behind the last sep; it must begin with prefix and a digit.
+// after returns a function that reports whether the text behind the last sep of its
+// argument is an exact version: prefix, a digit, and further letters, digits, dots,
+// "+", "_" and "-". Unless sep is "==", it needs at least two dots.
 func after(sep, prefix string) func(string) bool {
 	return func(arg string) bool {
 		at := strings.LastIndex(arg, sep)
@@ -60,7 +61,8 @@ func after(sep, prefix string) func(string) bool {
 	}
 }
 
-// runs says whether one of the manager's programs is started, and returns its arguments.
+// runs reports whether s starts one of the manager's programs, and returns its
+// arguments.
 func (m manager) runs(s Started) ([]string, bool) {
 	args := s.args()
 	for _, name := range []string{s.argv0(), path.Base(s.Path), path.Base(s.called())} {
@@ -81,7 +83,8 @@ func (m manager) runs(s Started) ([]string, bool) {
 	return nil, false
 }
 
-// installs says what a command line installs. What it cannot read, it takes for the most.
+// installs returns what a command line installs. It assumes the worst of what it cannot
+// parse.
 func (m manager) installs(s Started) installation {
 	args, ok := m.runs(s)
 	if !ok {
@@ -102,7 +105,7 @@ func (m manager) installs(s Started) installation {
 		switch {
 		case strings.HasPrefix(a, "-"):
 			if !slices.Contains(harmless(), a) {
-				return anyVersions // it may name a file of requirements, or another registry
+				return anyVersions // it may name a requirements file or another registry
 			}
 			continue
 		case a == "." || strings.HasPrefix(a, "./") || strings.HasPrefix(a, "/"):
@@ -123,13 +126,13 @@ func (m manager) installs(s Started) installation {
 	return anyVersions
 }
 
-// harmless returns the options that change nothing about what is installed.
+// harmless returns the options that do not change which packages are installed.
 func harmless() []string {
 	return []string{"-q", "-qq", "-y", "--yes", "--quiet", "--user", "--no-deps", "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--break-system-packages", "--require-hashes", "--no-audit", "--no-fund", "--ignore-scripts", "--save-exact", "-E", "--save-dev", "-D", "-g", "--global", "--locked"}
 }
 
-// install returns why a command line of a package manager is refused, or "". It reads
-// what a command line says openly. Other ways to install end at the wall, which opens
+// install returns why the contract refuses a command line of a package manager, or "".
+// It looks at the command line only. The wall stops other ways to install: it opens
 // only the registries of [Contract.Packages].
 func (c *Contract) install(s Started) string {
 	for _, m := range managers() {
@@ -151,7 +154,7 @@ func (c *Contract) install(s Started) string {
 				return "packages does not name " + m.registry
 			}
 			if may < anyVersions {
-				return "packages pins " + m.registry + ": name each package with its exact version, and no file of requirements"
+				return "packages pins " + m.registry + ": name each package with its exact version, without a requirements file"
 			}
 		case noInstallation, localFiles:
 		}

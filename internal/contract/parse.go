@@ -19,7 +19,7 @@ import (
 
 const (
 	maxEntries = 200 // of each list
-	// maxProblems bounds what is told about one text.
+	// maxProblems bounds the problems that are reported for one text.
 	maxProblems = 20
 )
 
@@ -42,7 +42,7 @@ func (p Problem) String() string {
 	return s
 }
 
-// problems is an error that is [ErrInvalid].
+// problems is an error that matches [ErrInvalid].
 type problems []Problem
 
 func (ps problems) Error() string {
@@ -61,22 +61,22 @@ func (ps problems) Error() string {
 
 func (ps problems) Is(target error) bool { return target == ErrInvalid }
 
-// Problems returns what an error of [Parse] or [Contract.Check] says, one by one. It is
-// nil for other errors.
+// Problems returns the problems in an error of [Parse] or [Contract.Check], and nil for
+// other errors.
 func Problems(err error) []Problem {
 	ps, _ := errors.AsType[problems](err)
 	return ps
 }
 
-// Parse reads and checks a contract, which is YAML or JSON. It fills no defaults. A
-// field that does not exist, a key that stands twice, an alias and a tag are errors: what
-// a person approves has one meaning. The error wraps [ErrInvalid]; [Problems] lists what
-// is wrong with its lines.
+// Parse parses and checks a contract in YAML or JSON. It does not fill in defaults.
+// Unknown fields, duplicate keys, aliases and tags are errors, so that the text which a
+// person approves has only one meaning. The error wraps [ErrInvalid]; [Problems] lists
+// each problem with its line.
 func Parse(text []byte) (*Contract, error) { return parse(text, false) }
 
-// ParseBoundary reads and checks the boundary of a project: a contract that no run
-// starts with, and that may therefore say what no run can have: template "*", the secret
-// "*", the inbox "*", and "/" in files.read and files.write.
+// ParseBoundary parses and checks a project's boundary. No run starts with a boundary,
+// so it may have values that a contract must not have: "*" as template, secret or
+// inbox, and "/" in files.read and files.write.
 func ParseBoundary(text []byte) (*Contract, error) { return parse(text, true) }
 
 func parse(text []byte, boundary bool) (*Contract, error) {
@@ -100,30 +100,30 @@ func parse(text []byte, boundary bool) (*Contract, error) {
 	return &c, nil
 }
 
-// Canonical returns the contract as JSON: fields in the order of their types, without
-// those that have their zero values, and without spaces. [Parse] reads it.
+// Canonical returns the contract as JSON: fields in the order of the struct types,
+// without zero values and without spaces. [Parse] accepts it.
 func (c *Contract) Canonical() []byte {
 	b, err := json.Marshal(c)
 	if err != nil {
-		panic(err) // unreachable: texts and numbers; Check refuses what is not finite
+		panic(err) // unreachable: only strings and numbers, which Check requires to be finite
 	}
 	return b
 }
 
 // Digest returns "sha256:" and the SHA-256 of [Contract.Canonical] in hexadecimal. Two
-// texts have the same digest if they say the same in the same order.
+// texts with the same values in the same order have the same digest.
 func (c *Contract) Digest() string {
 	sum := sha256.Sum256(c.Canonical())
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// A reader puts YAML nodes into a contract and keeps their lines.
+// A reader decodes YAML nodes into a contract and records their lines.
 type reader struct {
 	lines map[string]int // by field
 	found problems
 }
 
-// line returns the line of a field, or of the nearest field above it that is there.
+// line returns the line of a field, or of its nearest enclosing field that is present.
 func (r *reader) line(field string) int {
 	for {
 		if n, ok := r.lines[field]; ok {
@@ -147,10 +147,10 @@ func (r *reader) value(n *yaml.Node, v reflect.Value, field string) {
 	r.lines[field] = n.Line
 	switch {
 	case n.Kind == yaml.AliasNode || n.Anchor != "":
-		r.wrong(n, field, "anchors and aliases are not allowed; write it out")
+		r.wrong(n, field, "anchors and aliases are not allowed; write the value out")
 		return
 	case n.Style&yaml.TaggedStyle != 0:
-		r.wrong(n, field, "tags are not allowed; write the value alone")
+		r.wrong(n, field, "tags are not allowed; write the value without a tag")
 		return
 	}
 	switch {
@@ -184,9 +184,9 @@ func (r *reader) mapping(n *yaml.Node, v reflect.Value, field string) {
 		case key.Kind != yaml.ScalarNode || key.Anchor != "" || key.Style&yaml.TaggedStyle != 0:
 			r.wrong(key, field, "a key must be the plain name of a field")
 		case !ok:
-			r.wrong(key, name, "there is no such field; there are %s", strings.Join(names, ", "))
+			r.wrong(key, name, "there is no such field; the fields are %s", strings.Join(names, ", "))
 		case seen[key.Value]:
-			r.wrong(key, name, "stands here twice")
+			r.wrong(key, name, "appears twice")
 		default:
 			seen[key.Value] = true
 			r.value(n.Content[i+1], v.Field(index), name)
@@ -222,7 +222,7 @@ func (r *reader) sequence(n *yaml.Node, v reflect.Value, field string) {
 		r.wrong(n, field, "has %d entries; at most %d are allowed", len(n.Content), maxEntries)
 		return
 	case len(n.Content) == 0:
-		return // an empty list says what none says, and has the same digest
+		return // an empty list means the same as none, and has the same digest
 	}
 	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
 	for i, item := range n.Content {
@@ -230,23 +230,23 @@ func (r *reader) sequence(n *yaml.Node, v reflect.Value, field string) {
 	}
 }
 
-// text returns a scalar as it is written. So the program "true" and a digest of digits
-// need no quotes.
+// text returns a scalar as it is written, so that the program "true" and a digest of
+// digits need no quotes.
 func (r *reader) text(n *yaml.Node, field string) (string, bool) {
 	if n.Kind != yaml.ScalarNode || n.Tag == "!!null" {
-		r.wrong(n, field, "must be a text")
+		r.wrong(n, field, "must be a string")
 		return "", false
 	}
-	// Escapes can write what no editor shows. The attack: a text that the person who
-	// reviews it reads in another order than the kernel does.
-	if i := strings.IndexFunc(n.Value, unseen); i >= 0 {
-		r.wrong(n, field, "has a character that is not seen: U+%04X; leave it out", []rune(n.Value[i:])[0])
+	// Escapes can produce characters that no editor shows. The attack: bidirectional
+	// controls make a reviewer read the text in another order than the kernel does.
+	if i := strings.IndexFunc(n.Value, invisible); i >= 0 {
+		r.wrong(n, field, "has the invisible character U+%04X; remove it", []rune(n.Value[i:])[0])
 		return "", false
 	}
 	return n.Value, true
 }
 
-func unseen(c rune) bool {
+func invisible(c rune) bool {
 	return c != '\n' && c != '\t' && unicode.In(c, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Co)
 }
 
@@ -279,7 +279,7 @@ func (r *reader) scalar(n *yaml.Node, v reflect.Value, field string) {
 		}
 		v.SetFloat(f)
 	default:
-		panic("contract: field of an unknown kind: " + field) // unreachable: a test reads every field
+		panic("contract: field of unknown kind: " + field) // unreachable: a test reads every field
 	}
 }
 

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// In what follows the byte 0 is an unquoted "*". No text of a contract and no argument
-// of a program has that byte itself.
+// star stands for an unquoted "*" in a parsed pattern. Neither contracts nor the
+// arguments of a program can contain a zero byte.
 const star = "\x00"
 
 const (
@@ -17,14 +17,14 @@ const (
 	maxPath    = 1000 // bytes of a path
 )
 
-// A glob is a text with stars.
-type glob []string // what is between the stars: one text means that there is no star
+// A glob is a text pattern, split at its stars.
+type glob []string // the literal texts between the stars; a single element means no star
 
 func newGlob(s string) glob { return strings.Split(s, star) }
 
 func (g glob) String() string { return strings.Join(g, star) }
 
-// match says whether s is of g: each star stands for any text.
+// match reports whether g matches s. Each star matches any text.
 func (g glob) match(s string) bool {
 	first, last := g[0], g[len(g)-1]
 	if len(g) == 1 {
@@ -44,12 +44,12 @@ func (g glob) match(s string) bool {
 	return true
 }
 
-// within says whether h matches whatever g does. It is exact: what stands for any text in
-// g must fall under what stands for any text in h, as a letter would that h has nowhere.
+// within reports whether h matches every text that g matches. It is exact: the stars of
+// g are zero bytes here, which only a star of h can match.
 func (g glob) within(h glob) bool { return h.match(g.String()) }
 
-// meets says whether a text may be of g and of h. It is not exact: it may say so of
-// globs that have no text in common, and never denies it of others.
+// meets reports whether some text may match both g and h. It may report true where
+// there is none, but never false where there is one.
 func (g glob) meets(h glob) bool {
 	switch {
 	case len(g) == 1:
@@ -64,11 +64,11 @@ func (g glob) meets(h glob) bool {
 
 // A tree is a pattern of absolute paths.
 type tree struct {
-	names []glob // a star stands for text within one name
-	below bool   // everything below, not the directory itself
+	names []glob // a star matches text within one name
+	below bool   // matches everything below names, but not names itself
 }
 
-// newTree returns the pattern of a path in which the byte 0 is a star.
+// newTree parses a path pattern in which zero bytes are the stars.
 func newTree(p string) (tree, error) {
 	var t tree
 	shown := strings.ReplaceAll(p, star, "*")
@@ -78,9 +78,9 @@ func newTree(p string) (tree, error) {
 	case len(p) > maxPath:
 		return t, fmt.Errorf("has %d bytes; at most %d are allowed", len(p), maxPath)
 	case strings.ContainsAny(p, "\n\t"):
-		return t, errors.New("has a tab or the end of a line; leave it out")
+		return t, errors.New("has a tab or a line break; remove it")
 	case path.Clean(p) != p:
-		return t, fmt.Errorf("%q is not written plainly; write %s", clip(shown), clip(path.Clean(shown)))
+		return t, fmt.Errorf("%q is not clean; write %s", clip(shown), clip(path.Clean(shown)))
 	}
 	if p == "/" {
 		return t, nil
@@ -88,7 +88,7 @@ func newTree(p string) (tree, error) {
 	p, t.below = strings.CutSuffix(p, "/"+star+star)
 	for name := range strings.SplitSeq(strings.TrimPrefix(p, "/"), "/") {
 		if strings.Contains(name, star+star) {
-			return t, fmt.Errorf(`%q: "**" stands only at the end, after a /`, clip(shown))
+			return t, fmt.Errorf(`%q: "**" is allowed only at the end, after a /`, clip(shown))
 		}
 		if name != "" {
 			t.names = append(t.names, newGlob(name))
@@ -97,11 +97,11 @@ func newTree(p string) (tree, error) {
 	return t, nil
 }
 
-// patternPath returns the pattern of a path as contracts write it outside of commands:
-// each "*" is a star.
+// patternPath parses a path pattern as contracts write it outside of commands: each "*"
+// is a star.
 func patternPath(p string) (tree, error) { return newTree(strings.ReplaceAll(p, "*", star)) }
 
-// names splits a clean absolute path; ok is false for others.
+// names splits a clean absolute path. For other paths ok is false.
 func names(p string) (list []string, ok bool) {
 	if !strings.HasPrefix(p, "/") || path.Clean(p) != p || strings.Contains(p, star) {
 		return nil, false
@@ -112,7 +112,7 @@ func names(p string) (list []string, ok bool) {
 	return strings.Split(p[1:], "/"), true
 }
 
-// match says whether the path p, of a file, is of t.
+// match reports whether t matches the path p of a file.
 func (t tree) match(p string) bool {
 	list, ok := names(p)
 	if !ok || len(list) < len(t.names) || !t.below && len(list) != len(t.names) || t.below && len(list) == len(t.names) {
@@ -126,7 +126,7 @@ func (t tree) match(p string) bool {
 	return true
 }
 
-// within says whether u matches whatever t does.
+// within reports whether u matches every path that t matches.
 func (t tree) within(u tree) bool {
 	switch {
 	case len(t.names) < len(u.names), t.below && !u.below, !u.below && len(t.names) != len(u.names):
@@ -142,8 +142,8 @@ func (t tree) within(u tree) bool {
 	return true
 }
 
-// meets says whether a path may be of t and of u. Like [glob.meets] it errs to the safe
-// side.
+// meets reports whether some path may match both t and u. Like [glob.meets], it may
+// report true where there is none.
 func (t tree) meets(u tree) bool {
 	if !t.below && !u.below && len(t.names) != len(u.names) {
 		return false
@@ -159,7 +159,7 @@ func (t tree) meets(u tree) bool {
 	return true
 }
 
-// literal says whether t is one path.
+// literal reports whether t has no star.
 func (t tree) literal() bool {
 	if t.below {
 		return false
@@ -172,7 +172,7 @@ func (t tree) literal() bool {
 	return true
 }
 
-// under says whether all of t is strictly below the directory dir.
+// under reports whether all paths that t matches are strictly below dir.
 func (t tree) under(dir string) bool {
 	list, ok := names(dir)
 	if !ok || len(t.names) < len(list) || len(t.names) == len(list) && !t.below {
@@ -189,7 +189,7 @@ func (t tree) under(dir string) bool {
 // A pattern is a parsed [Command.Run].
 type pattern struct {
 	any   bool   // "**": any program with any arguments
-	name  string // of a program of the template
+	name  string // base name of a program of the template
 	path  tree   // of the file, if name is empty
 	words []glob // of the arguments
 	rest  bool   // any further arguments may follow
@@ -212,7 +212,7 @@ func newPattern(run string) (pattern, error) {
 	}
 	for i, w := range words {
 		if strings.Contains(w, star+star) && (i > 0 || !strings.HasPrefix(w, "/")) {
-			return p, errors.New(`"**" stands only as the last word; "*" stands for any text within one argument`)
+			return p, errors.New(`"**" is allowed only as the last word; "*" matches any text within one argument`)
 		}
 		if i > 0 {
 			p.words = append(p.words, newGlob(w))
@@ -222,7 +222,7 @@ func newPattern(run string) (pattern, error) {
 	if strings.HasPrefix(program, "/") {
 		p.path, err = newTree(program)
 		if err == nil && len(p.path.names) == 0 {
-			err = errors.New("names no program")
+			err = errors.New("does not name a program")
 		}
 		return p, err
 	}
@@ -236,9 +236,9 @@ func newPattern(run string) (pattern, error) {
 	return p, nil
 }
 
-// split returns the words of a command line, quoted as in a shell. An unquoted "*" is the
-// byte 0. What a shell would do with pipes, variables and so on no kernel does: it is
-// refused, lest the writer believe in it.
+// split splits a command line into words, with the quotes of a shell. An unquoted "*"
+// becomes the zero byte. Pipes, variables and other syntax of a shell are errors: the
+// kernel does not interpret them, and the writer could believe that it does.
 func split(run string) ([]string, error) {
 	if len(run) > maxPattern {
 		return nil, fmt.Errorf("has %d bytes; at most %d are allowed", len(run), maxPattern)
@@ -274,7 +274,7 @@ func split(run string) ([]string, error) {
 			word.WriteString(star)
 			in = true
 		case strings.IndexByte("|&;<>()$`?[]{}", c) >= 0:
-			return nil, fmt.Errorf("has %q, which only a shell understands; a pattern is one program with its arguments: quote the character if an argument has it", string(c))
+			return nil, fmt.Errorf("has %q, which only a shell understands; a pattern is one program with its arguments: quote the character if it is part of an argument", string(c))
 		default:
 			word.WriteByte(c)
 			in = true
@@ -295,7 +295,7 @@ func split(run string) ([]string, error) {
 	return words, nil
 }
 
-// arguments says whether args, without the program's name, are those of p.
+// arguments reports whether p matches args, which do not include argv[0].
 func (p pattern) arguments(args []string) bool {
 	if len(args) < len(p.words) || len(args) > len(p.words) && !p.rest {
 		return false
@@ -308,7 +308,7 @@ func (p pattern) arguments(args []string) bool {
 	return true
 }
 
-// within says whether q allows whatever p does.
+// within reports whether q matches every start that p matches.
 func (p pattern) within(q pattern) bool {
 	switch {
 	case q.any:
@@ -326,7 +326,8 @@ func (p pattern) within(q pattern) bool {
 	return true
 }
 
-// meets says whether a start may be of p and of q, erring to the safe side.
+// meets reports whether some start may match both p and q. It may report true where
+// there is none.
 func (p pattern) meets(q pattern) bool {
 	switch {
 	case p.any || q.any:
@@ -339,7 +340,7 @@ func (p pattern) meets(q pattern) bool {
 	return p.argumentsMeet(q)
 }
 
-// argumentsMeet is meets of the arguments alone.
+// argumentsMeet is meets for the arguments alone.
 func (p pattern) argumentsMeet(q pattern) bool {
 	if !p.rest && len(p.words) < len(q.words) || !q.rest && len(q.words) < len(p.words) {
 		return false

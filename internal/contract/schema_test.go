@@ -28,7 +28,7 @@ func schema(t *testing.T) *jsonschema.Resolved {
 	return r
 }
 
-// valid says what the schema says about a YAML text.
+// valid checks a YAML text against the schema.
 func valid(t *testing.T, s *jsonschema.Resolved, text string) error {
 	t.Helper()
 	var v any
@@ -92,7 +92,7 @@ func TestSchema(t *testing.T) {
 			t.Errorf("%q is not there", from)
 		}
 		if valid(t, s, text) == nil {
-			t.Errorf("the schema takes %q", to)
+			t.Errorf("the schema accepts %q", to)
 		}
 	}
 }
@@ -133,11 +133,11 @@ func TestSchemaHasEveryField(t *testing.T) {
 		}
 		for name := range props {
 			if !slices.Contains(want, name) {
-				t.Errorf("%s.%s: in the schema alone", field, name)
+				t.Errorf("%s.%s: only in the schema", field, name)
 			}
 		}
 		if s["additionalProperties"] != false {
-			t.Errorf("%s: takes other fields", field)
+			t.Errorf("%s: accepts unknown fields", field)
 		}
 	}
 	compare(reflect.TypeFor[contract.Contract](), root, "")

@@ -70,7 +70,7 @@ func (s *Size) UnmarshalText(b []byte) error {
 		return errors.New(`must be a number of bytes, such as 1000, "512KiB", "16MiB" or "1GiB"`)
 	}
 	if n > (1<<62)/factor {
-		return fmt.Errorf("%s is more than there is", b)
+		return fmt.Errorf("%s is too large", b)
 	}
 	*s = Size(n * factor)
 	return nil

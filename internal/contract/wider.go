@@ -23,12 +23,12 @@ func (d Difference) String() string {
 	return d.Clause + ": " + d.Field + ": " + d.Text
 }
 
-// A Comparison says how contract b differs from contract a.
+// A Comparison is how contract b differs from contract a.
 type Comparison struct {
 	Wider    []Difference `json:"wider"`    // what b allows and a does not
 	Narrower []Difference `json:"narrower"` // what a allows and b does not
-	// Same says that both have the same digest. Without differences and not the same they
-	// allow the same in other words.
+	// Same means that both have the same digest. If it is false and there are no
+	// differences, they allow the same in different words.
 	Same bool `json:"same"`
 }
 
@@ -37,14 +37,14 @@ func Diff(a, b *Contract) Comparison {
 	return Comparison{Wider: b.Wider(a), Narrower: a.Wider(b), Same: a.Digest() == b.Digest()}
 }
 
-// Wider returns where c allows something that bound does not. If it returns nothing, c
-// allows nothing, in any clause, that bound does not allow: what it cannot show to be
-// contained it reports. So it may report a contract that is in fact contained, such as
-// one whose two patterns are together what one pattern of bound is.
+// Wider returns where c allows something that bound does not. It is sound: if it
+// returns nothing, bound allows everything that c allows, in every clause. It is not
+// complete: it may report a contract that is in fact contained, such as one with a
+// pattern that only two patterns of bound together cover.
 //
-// What a clause of bound leaves out is not allowed, and its limits have their defaults,
-// as in every contract. In a template the name alone stands for each of its tags and
-// digests; an empty one is base; "*" is any.
+// As in every contract, what bound does not name is not allowed, and limits that it
+// leaves out have their defaults. A template's name alone covers each of its tags and
+// digests; an empty template is base; "*" covers all.
 func (c *Contract) Wider(bound *Contract) []Difference {
 	w := &comparer{}
 	w.template(c.Template, bound.Template)
@@ -74,18 +74,18 @@ func (w *comparer) template(t, bound string) {
 	name, _, _ := strings.Cut(t, "@")
 	name, _, _ = strings.Cut(name, ":")
 	if bound != "*" && t != bound && name != bound {
-		w.add("commands", "template", "is %s; the boundary's is %s, and its programs are others", t, bound)
+		w.add("commands", "template", "is %s; the boundary has %s, which has other programs", t, bound)
 	}
 }
 
-// An entry is one of Commands.Allow with its parsed pattern.
+// An entry is an element of Commands.Allow with its parsed pattern.
 type entry struct {
 	pattern
 	Command
 	index int
 }
 
-// entries returns those that can be read: others allow nothing.
+// entries returns the elements of list that can be parsed. The others allow nothing.
 func entries(list []Command) []entry {
 	var out []entry
 	for i, a := range list {
@@ -96,7 +96,8 @@ func entries(list []Command) []entry {
 	return out
 }
 
-// hidden says whether no start of b is ever e's, since an entry before e has them all.
+// hidden reports whether e never decides on a start that b matches, because an entry
+// before e matches all of them.
 func (e entry) hidden(mine []entry, b entry) bool {
 	return slices.ContainsFunc(mine, func(before entry) bool { return before.index < e.index && b.within(before.pattern) })
 }
@@ -107,27 +108,27 @@ func (w *comparer) commands(c, bound *Contract) {
 		field := fmt.Sprintf("commands.allow[%d]", e.index)
 		at := slices.IndexFunc(theirs, func(b entry) bool { return e.within(b.pattern) })
 		if at < 0 {
-			w.add("commands", field+".run", "%s is not within one pattern of the boundary", e.Run)
+			w.add("commands", field+".run", "%s is not covered by one pattern of the boundary", e.Run)
 			continue
 		}
-		// Of bound the first that matches holds: also each before theirs[at] that some
-		// start of e may be of.
+		// The first match applies in bound as well: check each entry up to theirs[at]
+		// that may match a start of e.
 		for _, b := range theirs[:at+1] {
 			if !e.meets(b.pattern) || e.hidden(mine, b) {
 				continue
 			}
 			if b.Ask && !e.Ask {
-				w.add("commands", field+".ask", "%s starts unasked; the boundary asks before %s", e.Run, b.Run)
+				w.add("commands", field+".ask", "%s starts without approval; the boundary requires one for %s", e.Run, b.Run)
 			}
 			if b.Time != 0 && (e.Time == 0 || e.Time > b.Time) {
-				w.add("commands", field+".time", "%s may take %s; in the boundary %s has %s", e.Run, orNone(e.Time), b.Run, b.Time)
+				w.add("commands", field+".time", "%s may run for %s; the boundary limits %s to %s", e.Run, orWholeRun(e.Time), b.Run, b.Time)
 			}
 			if b.Max != 0 && e.Max == 0 {
-				w.add("commands", field+".max", "%s may be started any number of times; in the boundary %s has %d", e.Run, b.Run, b.Max)
+				w.add("commands", field+".max", "%s may start any number of times; the boundary limits %s to %d", e.Run, b.Run, b.Max)
 			}
 		}
 	}
-	// Several entries of c must not add up to more than one of bound.
+	// Together, the entries of c must not allow more starts than one entry of bound.
 	for j, b := range theirs {
 		sum := 0
 		for _, e := range mine {
@@ -137,20 +138,20 @@ func (w *comparer) commands(c, bound *Contract) {
 			}
 		}
 		if b.Max != 0 && sum > b.Max {
-			w.add("commands", "commands.allow", "has %d starts of what %s is in the boundary, which has %d", sum, b.Run, b.Max)
+			w.add("commands", "commands.allow", "allows %d starts that match %s of the boundary, which allows %d", sum, b.Run, b.Max)
 		}
 	}
 	for i, d := range bound.Commands.Deny {
 		p, err := newPattern(d)
 		if err != nil {
 			if len(mine) > 0 {
-				w.add("commands", "commands.deny", "commands.deny[%d] of the boundary cannot be read", i)
+				w.add("commands", "commands.deny", "commands.deny[%d] of the boundary cannot be parsed", i)
 			}
 			continue
 		}
 		denied := slices.ContainsFunc(c.Commands.Deny, func(s string) bool { q, err := newPattern(s); return err == nil && p.deniedBy(q) })
 		p.rest = true
-		// Another name is no reason that a program is another: one file may have many.
+		// Different names may mean the same program: one file may have many.
 		reached := slices.ContainsFunc(mine, func(e entry) bool { return e.argumentsMeet(p) })
 		if !denied && reached {
 			w.add("commands", "commands.deny", "does not deny %s, which the boundary denies; add it", d)
@@ -158,14 +159,15 @@ func (w *comparer) commands(c, bound *Contract) {
 	}
 }
 
-func orNone(d Duration) string {
+func orWholeRun(d Duration) string {
 	if d == 0 {
 		return "the whole run"
 	}
 	return d.String()
 }
 
-// deniedBy says whether q denies whatever p does, both of Commands.Deny.
+// deniedBy reports whether q denies every start that p denies. Both are of
+// Commands.Deny.
 func (p pattern) deniedBy(q pattern) bool {
 	switch {
 	case q.any:
@@ -173,7 +175,7 @@ func (p pattern) deniedBy(q pattern) bool {
 	case p.any:
 		return false
 	case q.name != "" && p.name == "":
-		// A path that ends in the very name: one of the names that a deny looks at.
+		// The path ends in this name, which is one of those that a deny compares.
 		if p.path.below || len(p.path.names) == 0 || p.path.names[len(p.path.names)-1].String() != q.name {
 			return false
 		}
@@ -194,12 +196,12 @@ func (p pattern) deniedBy(q pattern) bool {
 func (w *comparer) files(c, bound *Contract) {
 	for i, p := range c.Files.Read {
 		if insideAny(p, bound.Files.Read) == "" && insideAny(p, systemDirs()) == "" {
-			w.add("files", fmt.Sprintf("files.read[%d]", i), "reads %s, which is in no files.read of the boundary", p)
+			w.add("files", fmt.Sprintf("files.read[%d]", i), "reads %s, which is not in files.read of the boundary", p)
 		}
 	}
 	for i, p := range c.Files.Write {
 		if insideAny(p, bound.Files.Write) == "" {
-			w.add("files", fmt.Sprintf("files.write[%d]", i), "writes %s, which is in no files.write of the boundary", p)
+			w.add("files", fmt.Sprintf("files.write[%d]", i), "writes %s, which is not in files.write of the boundary", p)
 		}
 	}
 	for _, d := range bound.Files.Deny {
@@ -226,7 +228,7 @@ func (w *comparer) files(c, bound *Contract) {
 	}
 }
 
-// literals returns the names of a plain path as patterns.
+// literals returns the names of a path without stars as patterns.
 func literals(p string) []glob {
 	list, _ := names(p)
 	out := make([]glob, len(list))
@@ -236,7 +238,7 @@ func literals(p string) []glob {
 	return out
 }
 
-// A placed is the pattern of an input or an artifact.
+// A placed is the path pattern of an input or an artifact.
 type placed struct {
 	tree
 	ok bool
@@ -247,8 +249,8 @@ func place(p string) placed {
 	return placed{t, err == nil}
 }
 
-// hiddenBy says whether the pattern before has all of u, so that what comes after it has
-// none.
+// hiddenBy reports whether the pattern before matches every path that u matches, so
+// that later patterns decide on none of them.
 func (u placed) hiddenBy(before string) bool {
 	t := place(before)
 	return t.ok && u.within(t.tree)
@@ -263,7 +265,7 @@ func (w *comparer) inputs(list, bound []Input) {
 		field := fmt.Sprintf("files.inputs[%d]", i)
 		at := slices.IndexFunc(bound, func(b Input) bool { u := place(b.Path); return u.ok && t.within(u.tree) })
 		if at < 0 {
-			w.add("inputs", field+".path", "%s is not within one input of the boundary", in.Path)
+			w.add("inputs", field+".path", "%s is not covered by one input of the boundary", in.Path)
 			continue
 		}
 		for _, b := range bound[:at+1] {
@@ -275,7 +277,7 @@ func (w *comparer) inputs(list, bound []Input) {
 				w.add("inputs", field+".size", "is %s; the boundary has %s for %s", mine, most, b.Path)
 			}
 			if b.SHA256 != "" && in.SHA256 != b.SHA256 {
-				w.add("inputs", field+".sha256", "takes other content than the boundary, which names the digest of %s", b.Path)
+				w.add("inputs", field+".sha256", "allows other content; the boundary requires a digest for %s", b.Path)
 			}
 		}
 	}
@@ -313,7 +315,7 @@ func (w *comparer) network(list, bound Network) {
 		case slices.ContainsFunc(b.names, func(of string) bool { return hostWithin(name, of) }):
 		case b.internet && len(b.deny) == 0:
 		case b.internet:
-			w.add("network", field, "%s may lead to an address that network.deny of the boundary has, and a name wins over it", s)
+			w.add("network", field, "%s may resolve to an address that network.deny of the boundary has, and names take precedence over it", s)
 		default:
 			w.add("network", field, "connects to %s, which the boundary does not allow", s)
 		}
@@ -326,21 +328,22 @@ func (w *comparer) packages(list, bound []Package) {
 		at := slices.IndexFunc(bound, func(b Package) bool { return b.Manager == p.Manager })
 		switch {
 		case at < 0:
-			w.add("packages", field+".manager", "installs by %s; the boundary does not", p.Manager)
+			w.add("packages", field+".manager", "allows %s; the boundary does not", p.Manager)
 		case bound[at].Pinned && !p.Pinned:
-			w.add("packages", field+".pinned", "installs any version by %s; the boundary pins them", p.Manager)
+			w.add("packages", field+".pinned", "allows any version from %s; the boundary requires exact versions", p.Manager)
 		}
 	}
 }
 
-// approvals ranks the approvals of credentials, the strictest first.
+// approvals returns the rank of a credential's approval. The strictest has the lowest
+// rank.
 func approvals(a string) int {
 	return slices.Index([]string{"always", "first", "never"}, cmp.Or(a, "always"))
 }
 
-// approvalOf returns the strictest approval that list has for all requests to host, as
-// [parseHost] returns it, with the secret of cred in its header: where several
-// credentials match a request, the strictest holds.
+// approvalOf returns the strictest approval in list that applies to every request to
+// host, in the form of [parseHost], with the secret of cred in its header. If several
+// credentials match a request, the strictest applies.
 func approvalOf(list []Credential, cred Credential, host string) string {
 	strictest := "never"
 	for _, c := range list {
@@ -359,7 +362,7 @@ func (w *comparer) credentials(list, bound []Credential) {
 		for j, h := range cred.Hosts {
 			name, err := parseHost(h)
 			if err != nil {
-				continue // no request goes there
+				continue // no request can match it
 			}
 			field := fmt.Sprintf("credentials[%d].hosts[%d]", i, j)
 			covered, strictest := false, "never"
@@ -373,7 +376,7 @@ func (w *comparer) credentials(list, bound []Credential) {
 						continue
 					}
 					covered = covered || hostWithin(name, of)
-					both := name // the hosts that are of both
+					both := name // the hosts that both match
 					if hostWithin(of, name) {
 						both = of
 					}
@@ -386,7 +389,7 @@ func (w *comparer) credentials(list, bound []Credential) {
 			case !covered:
 				w.add("credentials", field, "gives %s to %s in %s; the boundary does not", cred.Secret, h, cred.header())
 			case strictest != "never" && approvals(cred.Approval) > approvals(strictest):
-				w.add("credentials", fmt.Sprintf("credentials[%d].approval", i), "asks %s; the boundary asks %s", cmp.Or(cred.Approval, "always"), strictest)
+				w.add("credentials", fmt.Sprintf("credentials[%d].approval", i), "is %s; the boundary has %s", cmp.Or(cred.Approval, "always"), strictest)
 			}
 		}
 	}
@@ -421,17 +424,17 @@ func (w *comparer) limits(c, bound *Contract) {
 
 	f, g := c.OnFailure, bound.OnFailure
 	if f.Exit == "continue" && g.Exit != "continue" {
-		w.add("on_failure", "on_failure.exit", "goes on after a failure; the boundary stops")
+		w.add("on_failure", "on_failure.exit", "continues after a failure; the boundary stops")
 	}
 	if mine, most := cmp.Or(f.Stderr, defaultStderr), cmp.Or(g.Stderr, defaultStderr); mine > most {
-		w.add("on_failure", "on_failure.stderr", "returns %s of standard error; the boundary %s", mine, most)
+		w.add("on_failure", "on_failure.stderr", "returns %s of standard error; the boundary allows %s", mine, most)
 	}
 	if f.Output && !g.Output {
-		w.add("on_failure", "on_failure.output", "keeps the output; the boundary does not")
+		w.add("on_failure", "on_failure.output", "stores standard output; the boundary does not")
 	}
 }
 
-// reviews ranks the reviews of artifacts, the strictest first.
+// reviews returns the rank of an artifact's review. The strictest has the lowest rank.
 func reviews(r string) int {
 	return slices.Index([]string{"person", "flagged", "policy"}, cmp.Or(r, "person"))
 }
@@ -445,7 +448,7 @@ func (w *comparer) artifacts(list, bound []Artifact) {
 		field := fmt.Sprintf("artifacts[%d]", i)
 		at := slices.IndexFunc(bound, func(b Artifact) bool { u := place(b.Path); return u.ok && t.within(u.tree) })
 		if at < 0 {
-			w.add("artifacts", field+".path", "%s is not within one artifact of the boundary", a.Path)
+			w.add("artifacts", field+".path", "%s is not covered by one artifact of the boundary", a.Path)
 			continue
 		}
 		for _, b := range bound[:at+1] {

@@ -14,7 +14,8 @@ import (
 	"postern/internal/policy"
 )
 
-// TestWider has one row for each field: what is wider names its clause and its field.
+// TestWider has at least one case for each field. A difference must name its clause and
+// its field.
 func TestWider(t *testing.T) {
 	const base = "commands: {allow: [{run: 'ls **'}]}\n"
 	for _, test := range []struct {
@@ -114,8 +115,8 @@ func TestWider(t *testing.T) {
 	}
 }
 
-// A gen makes contracts and what they are asked about from few words, so that much of it
-// meets.
+// A gen generates contracts, and the starts and paths to ask them about, from a few
+// words, so that many of them match.
 type gen struct{ *rand.Rand }
 
 func pick[T any](g gen, list ...T) T { return list[g.IntN(len(list))] }
@@ -196,7 +197,7 @@ func (g gen) contract() *contract.Contract {
 	return c
 }
 
-// bound returns a contract that is c with more, so that some bounds contain.
+// bound returns a changed and extended copy of c, so that some bounds contain c.
 func (g gen) bound(c *contract.Contract) *contract.Contract {
 	b, more := *c, g.contract()
 	mix := func(allow bool) bool { return allow && g.IntN(2) == 0 }
@@ -234,13 +235,13 @@ func (g gen) bound(c *contract.Contract) *contract.Contract {
 	return &b
 }
 
-// clean says whether a difference is in none of the given clauses.
+// contained reports whether found has no difference in the given clauses.
 func contained(found []contract.Difference, clauses ...string) bool {
 	return !slices.ContainsFunc(found, func(d contract.Difference) bool { return slices.Contains(clauses, d.Clause) })
 }
 
-// TestWiderIsSound makes pairs of contracts. Where Wider finds nothing in a clause,
-// whatever the one allows there the other must allow, at least as freely.
+// TestWiderIsSound generates pairs of contracts. Where Wider finds nothing in a clause,
+// the bound must allow at least as much in it as the contract.
 func TestWiderIsSound(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	g := gen{rand.New(rand.NewPCG(seed, 0))}
@@ -285,7 +286,7 @@ func TestWiderIsSound(t *testing.T) {
 			for _, secret := range []string{"s", "t"} {
 				for _, host := range []string{"e.com", "a.e.com", "b.a.e.com", "c.e.com"} {
 					for _, header := range []string{"", "X-Key"} {
-						// Of several that match, the strictest holds.
+						// If several match, the strictest applies.
 						mine := approval(c, secret, host, header)
 						theirs := approval(b, secret, host, header)
 						if len(mine) > 0 && (len(theirs) == 0 || slices.Min(mine) > slices.Min(theirs)) {
@@ -304,7 +305,7 @@ func TestWiderIsSound(t *testing.T) {
 	}
 }
 
-// starts plays a series of starts, with the counts of both.
+// starts asks both contracts about a series of starts and counts them.
 func starts(g gen, c, b *contract.Contract, fail func(string, ...any)) {
 	used, usedB := make([]int, len(c.Commands.Allow)), make([]int, len(b.Commands.Allow))
 	for range 40 {
@@ -332,7 +333,7 @@ func starts(g gen, c, b *contract.Contract, fail func(string, ...any)) {
 	}
 }
 
-// sees models the view of files.
+// sees models the view of files that Files describes.
 func sees(c *contract.Contract, p string) (read, write bool) {
 	in := func(dirs []string) bool {
 		return slices.ContainsFunc(dirs, func(d string) bool { return p == d || d == "/" || strings.HasPrefix(p, d+"/") })
@@ -388,7 +389,7 @@ func connections(t *testing.T, g gen, c, b *contract.Contract, fail func(string,
 	}
 }
 
-// approval returns the ranks of the approvals with which a request carries a secret.
+// approval returns the ranks of all approvals that apply to a request with a secret.
 func approval(c *contract.Contract, secret, host, header string) []int {
 	var out []int
 	for _, cred := range c.Credentials {
@@ -404,8 +405,8 @@ func approval(c *contract.Contract, secret, host, header string) []int {
 	return out
 }
 
-// FuzzParse reads hostile texts: what is taken has one canonical form, which reads as
-// itself, and every question can be asked of it.
+// FuzzParse parses hostile texts. The canonical form of a text that is accepted must be
+// accepted too and have the same digest, and no method may panic.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(full), "/usr/bin/git\x00git\x00log")
 	f.Add([]byte("version: 1\nname: a\ncommands: {allow: [{run: \"'a b' c* \\\\* **\"}]}"), "a")
@@ -439,7 +440,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// BenchmarkStart is what the judge of commands adds to each start of a program.
+// BenchmarkStart measures what the contract adds to each start of a program.
 func BenchmarkStart(b *testing.B) {
 	c := parse(b, full)
 	s := contract.Started{Path: "/usr/bin/git", Name: "/usr/bin/git", Args: []string{"git", "log", "--oneline"}, Fixed: true}
