@@ -343,7 +343,7 @@ try:
 except PermissionError:
     print('read-only')
 `)
-check('the contract is in order, and is explained in plain sentences', /connects to nothing/.test(alone('contract', 'explain', contract)))
+check('the contract is in order, and is explained in plain sentences', /has no network access/.test(alone('contract', 'explain', contract)))
 cli('boundary', 'set', contract)
 const wide = join(dir, 'wider.yaml')
 writeFileSync(wide, totals(", {run: 'curl **'}"))

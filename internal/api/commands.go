@@ -3,20 +3,20 @@ package api
 import "time"
 
 // SandboxCommands is the record of the programs that were started in a sandbox, as its
-// kernel and the server saw it. Its texts come from the sandbox: they are hostile.
+// kernel and the server saw them. Its texts come from the sandbox and are hostile.
 type SandboxCommands struct {
 	Sandbox  string            `json:"sandbox"`            // ID
-	Contract string            `json:"contract,omitempty"` // that bound it, "name@sha256:…"
+	Contract string            `json:"contract,omitempty"` // that binds it, "name@sha256:…"
 	Started  uint64            `json:"started"`
 	Refused  uint64            `json:"refused"`
 	Held     uint64            `json:"held"` // starts that waited for a person
 	Exited   uint64            `json:"exited"`
 	Missed   uint64            `json:"missed"`   // events that were lost
 	Programs map[string]uint64 `json:"programs"` // starts by the name of the program's file; at most 200, the rest under "(other)"
-	Events   uint64            `json:"events"`   // in the record
-	SHA256   string            `json:"sha256"`   // over all of them, in hexadecimal
+	Events   uint64            `json:"events"`   // number of events in the record
+	SHA256   string            `json:"sha256"`   // of all events, in hexadecimal
 	Complete bool              `json:"complete"` // every event is in the counts and the digest
-	Dropped  uint64            `json:"dropped"`  // events, from the middle, that are counted and not kept
+	Dropped  uint64            `json:"dropped"`  // events in the middle that are counted but no longer stored
 	Ended    bool              `json:"ended"`    // the sandbox has ended, and these counts are in the audit
 
 	Commands []SandboxCommand `json:"commands"` // the newest, in the order of their starts
@@ -27,7 +27,7 @@ type SandboxCommand struct {
 	Time    time.Time `json:"time"`
 	PID     int       `json:"pid"`
 	Parent  int       `json:"parent"`
-	Path    string    `json:"path"`             // of the file, after symbolic links
+	Path    string    `json:"path"`             // of the file, with symbolic links resolved
 	Name    string    `json:"name"`             // as the caller wrote it
 	Dir     string    `json:"dir"`              // working directory
 	Args    []string  `json:"args"`             // at most 4 KiB, secrets masked
@@ -36,11 +36,11 @@ type SandboxCommand struct {
 	Fixed   bool      `json:"fixed"`            // the file is the template's
 	UID     int       `json:"uid"`
 	Verdict string    `json:"verdict"`          // allowed, refused or held
-	Why     string    `json:"why,omitempty"`    // of a refusal, or what allowed it
-	Action  string    `json:"action,omitempty"` // by which a person was asked
+	Why     string    `json:"why,omitempty"`    // why it was refused, or what allowed it
+	Action  string    `json:"action,omitempty"` // that asked a person
 
 	Ended    time.Time `json:"ended,omitzero"`
 	Duration int64     `json:"duration_us,omitempty"` // microseconds, if it has ended
-	Exit     *int      `json:"exit,omitempty"`        // exit code; absent while it runs, or if the process went on as another program
+	Exit     *int      `json:"exit,omitempty"`        // exit code; absent while it runs, or if the process has executed another program
 	Signal   int       `json:"signal,omitempty"`      // that ended it
 }

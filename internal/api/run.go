@@ -4,12 +4,12 @@ import "time"
 
 // The states of a [Run].
 const (
-	RunDraft      = "draft"      // inputs are to come
+	RunDraft      = "draft"      // not all of its inputs were uploaded
 	RunProposed   = "proposed"   // it waits for its review
 	RunRefused    = "refused"    // it never started
-	RunStarting   = "starting"   // its sandbox is made
+	RunStarting   = "starting"   // its sandbox is being created
 	RunRunning    = "running"    // its commands run
-	RunCollecting = "collecting" // its files are listed, its sandbox is removed
+	RunCollecting = "collecting" // its artifacts are collected, then its sandbox is removed
 	RunEnded      = "ended"
 )
 
@@ -17,8 +17,8 @@ const (
 const (
 	RunSucceeded = "succeeded"
 	RunFailed    = "failed"    // a command failed, or something required is missing
-	RunViolated  = "violated"  // it did, or tried, what its contract does not allow
-	RunTimedOut  = "timed_out" // never a reason for a wider contract
+	RunViolated  = "violated"  // it did, or tried, something that its contract does not allow
+	RunTimedOut  = "timed_out" // it, or one of its commands, ran out of time
 	RunCancelled = "cancelled"
 	RunLost      = "lost" // the server stopped, or failed, while it ran
 )
@@ -27,23 +27,23 @@ const (
 const (
 	RunRefusedByBoundary = "boundary"   // its contract is wider than the project's boundary
 	RunRefusedByEvidence = "evidence"   // answers of the review are missing, or contradict the contract
-	RunRefusedByReview   = "review"     // a person or a rule said no
+	RunRefusedByReview   = "review"     // a person or a rule rejected it
 	RunRefusedByTime     = "unreviewed" // nobody decided in time
 )
 
 // A NewRun proposes a run.
 type NewRun struct {
-	Contract     string     `json:"contract,omitempty"`      // name of a stored contract, or
+	Contract     string     `json:"contract,omitempty"`      // name of a stored contract; or else ContractText
 	ContractText string     `json:"contract_text,omitempty"` // a contract as YAML or JSON
 	Task         string     `json:"task"`                    // what it is for, for the people who review it
 	Commands     [][]string `json:"commands"`                // one after the other, each a list of arguments
-	Inputs       []NewInput `json:"inputs,omitempty"`        // files to be put in; their bytes are uploaded before the review
+	Inputs       []NewInput `json:"inputs,omitempty"`        // input files; their bytes are uploaded before the review
 	Answers      RunAnswers `json:"answers,omitzero"`
 }
 
-// A NewInput announces a file that is put into the sandbox of a run.
+// A NewInput announces a file that is copied into the sandbox of a run.
 type NewInput struct {
-	Path   string `json:"path"` // absolute; the contract names it
+	Path   string `json:"path"` // absolute; the contract must name it
 	Size   int64  `json:"size"` // bytes
 	SHA256 string `json:"sha256"`
 }
@@ -53,24 +53,24 @@ type RunInput struct {
 	Path     string `json:"path"`
 	Size     int64  `json:"size"` // bytes
 	SHA256   string `json:"sha256"`
-	Received bool   `json:"received"` // its bytes are here, and match
+	Received bool   `json:"received"` // its bytes were uploaded, and match SHA256
 }
 
-// RunAnswers are the answers to the questions of the review before a start. What is
-// nil or empty is not answered.
+// RunAnswers are the answers to the questions of the review before a start. A field
+// that is nil or empty is not answered.
 type RunAnswers struct {
-	Execution   *bool    `json:"execution,omitempty"`   // does it need to execute code
-	Network     *bool    `json:"network,omitempty"`     // the network, packages included
-	Files       *bool    `json:"files,omitempty"`       // files of the caller, or to write files
-	Credentials *bool    `json:"credentials,omitempty"` // secrets
-	Check       string   `json:"check,omitempty"`       // the smallest check that can be undone
-	Timeout     string   `json:"timeout,omitempty"`     // what happens when its time is over
+	Execution   *bool    `json:"execution,omitempty"`   // whether it executes code
+	Network     *bool    `json:"network,omitempty"`     // whether it uses the network, packages included
+	Files       *bool    `json:"files,omitempty"`       // whether it uses files of the caller, or writes files
+	Credentials *bool    `json:"credentials,omitempty"` // whether it uses secrets
+	Check       string   `json:"check,omitempty"`       // the smallest reversible check
+	Timeout     string   `json:"timeout,omitempty"`     // what happens after a time-out
 	Cleanup     string   `json:"cleanup,omitempty"`     // what is cleaned up, and how
-	Export      string   `json:"export,omitempty"`      // what leaves, and for whom
-	Missing     []string `json:"missing,omitempty"`     // evidence that is missing: the run is refused unless it is empty
+	Export      string   `json:"export,omitempty"`      // what leaves the sandbox, and for whom
+	Missing     []string `json:"missing,omitempty"`     // missing evidence; the run is refused unless it is empty
 }
 
-// RunNeeds are what the contract of a run allows, as the server derives it.
+// RunNeeds is what a run needs. The server derives it from the contract.
 type RunNeeds struct {
 	Execution   bool `json:"execution"`
 	Network     bool `json:"network"`
@@ -83,14 +83,14 @@ type RunNeeds struct {
 type Run struct {
 	ID             string             `json:"id"` // "run_…"
 	State          string             `json:"state"`
-	Outcome        string             `json:"outcome"`  // of one that has ended; else empty
-	Refused        string             `json:"refused"`  // why one was refused: boundary, evidence, review or unreviewed; else empty
+	Outcome        string             `json:"outcome"`  // empty unless it has ended
+	Refused        string             `json:"refused"`  // why it was refused: boundary, evidence, review or unreviewed; else empty
 	Reason         string             `json:"reason"`   // for a person; may be empty
 	Proposer       string             `json:"proposer"` // a principal
 	Contract       string             `json:"contract"` // its name
 	ContractDigest string             `json:"contract_digest"`
 	ContractText   string             `json:"contract_text,omitempty"` // as it was proposed
-	BoundaryDigest string             `json:"boundary_digest"`         // empty: the project has none
+	BoundaryDigest string             `json:"boundary_digest"`         // empty if the project has none
 	Template       string             `json:"template"`
 	Task           string             `json:"task"`
 	Commands       [][]string         `json:"commands"`
@@ -99,18 +99,18 @@ type Run struct {
 	Needs          RunNeeds           `json:"needs"`
 	Explain        []string           `json:"explain,omitempty"` // what the contract allows, in sentences
 	Warnings       []string           `json:"warnings,omitempty"`
-	Action         string             `json:"action"`   // by which it is reviewed; empty before it is proposed
-	Approved       string             `json:"approved"` // earlier action that a person approved and that this run does not go beyond; else empty
-	Sandbox        string             `json:"sandbox"`  // empty before it is made
+	Action         string             `json:"action"`   // that reviews it; empty before it is proposed
+	Approved       string             `json:"approved"` // earlier action, approved by a person, that covers this run; else empty
+	Sandbox        string             `json:"sandbox"`  // empty before it is created
 	CreatedAt      time.Time          `json:"created_at"`
-	StartedAt      *time.Time         `json:"started_at"` // of its first command
+	StartedAt      *time.Time         `json:"started_at"` // when its first command started
 	EndedAt        *time.Time         `json:"ended_at"`
-	ExitCode       *int               `json:"exit_code"` // of its last command; nil: none has ended
-	Results        []RunCommandResult `json:"results"`   // of the commands that have begun
+	ExitCode       *int               `json:"exit_code"` // of its last command; nil if none has ended
+	Results        []RunCommandResult `json:"results"`   // of the commands that have started
 	OutputBytes    int64              `json:"output_bytes"`
 }
 
-// A RunCommandResult is what became of one command of a run.
+// A RunCommandResult is the result of one command of a run.
 type RunCommandResult struct {
 	Command     []string   `json:"command"`
 	StartedAt   time.Time  `json:"started_at"`
@@ -120,11 +120,11 @@ type RunCommandResult struct {
 	StdoutBytes int64      `json:"stdout_bytes"`
 	StderrBytes int64      `json:"stderr_bytes"`
 	Stderr      string     `json:"stderr"`           // the end of standard error, redacted; hostile text
-	Stdout      string     `json:"stdout,omitempty"` // the end of standard output, redacted, if the contract has it kept; hostile text
+	Stdout      string     `json:"stdout,omitempty"` // the end of standard output, redacted, if the contract stores it; hostile text
 	Reason      string     `json:"reason"`           // why the server ended it or did not start it; else empty
 }
 
-// A RunList is runs, the newest first.
+// A RunList lists runs, newest first.
 type RunList struct {
 	Runs []Run `json:"runs"`
 }
@@ -133,11 +133,11 @@ type RunList struct {
 const (
 	RunEventState     = "state"     // the run has a new state
 	RunEventDecision  = "decision"  // its review was decided
-	RunEventCommand   = "command"   // a command began
+	RunEventCommand   = "command"   // a command started
 	RunEventExit      = "exit"      // a command ended
 	RunEventOutput    = "output"    // bytes of output so far
 	RunEventLimit     = "limit"     // a limit was reached
-	RunEventViolation = "violation" // something was tried that the contract does not allow
+	RunEventViolation = "violation" // the run tried something that the contract does not allow
 	RunEventArtifact  = "artifact"  // a file was listed, released or refused
 )
 
@@ -147,7 +147,7 @@ type RunEvent struct {
 	At       time.Time `json:"at"`
 	Kind     string    `json:"kind"`
 	Text     string    `json:"text"`                // for a person; parts of it may be hostile
-	State    string    `json:"state,omitempty"`     // the run's, of kind state
+	State    string    `json:"state,omitempty"`     // of the run, in events of kind state
 	Outcome  string    `json:"outcome,omitempty"`   // likewise
 	Command  int       `json:"command,omitempty"`   // its number, from 1
 	ExitCode *int      `json:"exit_code,omitempty"` // of a command that ended
@@ -156,7 +156,7 @@ type RunEvent struct {
 	Artifact int       `json:"artifact,omitempty"`
 }
 
-// A RunEventList is the next events of a run, the oldest first; at most 200.
+// A RunEventList lists the next events of a run, oldest first, at most 200.
 type RunEventList struct {
 	Events []RunEvent `json:"events"`
 	State  string     `json:"state"` // of the run, now
@@ -175,7 +175,7 @@ type Contract struct {
 	Warnings  []string  `json:"warnings,omitempty"`
 }
 
-// A ContractList is the newest versions of the project's contracts, by name.
+// A ContractList lists the newest versions of the project's contracts, by name.
 type ContractList struct {
 	Contracts []Contract `json:"contracts"`
 }
@@ -185,7 +185,7 @@ type ContractText struct {
 	Text string `json:"text"` // YAML or JSON
 }
 
-// A Boundary is the contract that no contract of the project may be wider than.
+// A Boundary is the contract that limits all contracts of a project: none may be wider.
 type Boundary struct {
 	Digest    string    `json:"digest"`
 	Text      string    `json:"text"`

@@ -6,20 +6,20 @@ import "time"
 const (
 	ArtifactWaiting  = "waiting"  // for a decision
 	ArtifactReleased = "released" // its bytes can be downloaded
-	ArtifactRejected = "rejected" // a person or a rule said no
+	ArtifactRejected = "rejected" // a person or a rule rejected it
 	ArtifactRefused  = "refused"  // it is not what the contract promised; nobody was asked
 	ArtifactExpired  = "expired"  // nobody decided in time
-	ArtifactRemoved  = "removed"  // it was released, and its time is over
+	ArtifactRemoved  = "removed"  // it was released, and is no longer kept
 )
 
-// A RunArtifact is a file that a run's contract lists and that was there at its end.
-// Path and Name are the code's, escaped; Findings may have hostile text.
+// A RunArtifact is a file of a run that matched an artifact of its contract. Path and
+// Name come from the sandbox, escaped; Findings may contain hostile text.
 type RunArtifact struct {
-	N         int        `json:"n"`    // from 1
-	Path      string     `json:"path"` // in the sandbox; "\n" and other special characters are escaped
-	Name      string     `json:"name"` // of the download
-	Type      string     `json:"type"` // that the contract promised
-	Found     string     `json:"found"`
+	N         int        `json:"n"`      // from 1
+	Path      string     `json:"path"`   // in the sandbox; "\n" and other special characters are escaped
+	Name      string     `json:"name"`   // of the download
+	Type      string     `json:"type"`   // that the contract promised
+	Found     string     `json:"found"`  // type of its content
 	Size      int64      `json:"size"`   // bytes
 	SHA256    string     `json:"sha256"` // hexadecimal; empty if it was not read
 	State     string     `json:"state"`
@@ -27,16 +27,16 @@ type RunArtifact struct {
 	Review    string     `json:"review"` // person, flagged or policy
 	Flags     []string   `json:"flags"`
 	Findings  []string   `json:"findings"`
-	Action    string     `json:"action"`     // that decides on it; empty if it was refused before
+	Action    string     `json:"action"`     // that decides on it; empty if it was refused at once
 	Decider   string     `json:"decider"`    // a principal; empty if a rule decided, or nobody yet
 	DecidedAt *time.Time `json:"decided_at"` // nil while it waits
 	CreatedAt time.Time  `json:"created_at"`
 }
 
-// A RunArtifactList is the artifacts of a run, in order of their numbers.
+// A RunArtifactList lists the artifacts of a run in the order of their numbers.
 type RunArtifactList struct {
 	Artifacts []RunArtifact `json:"artifacts"`
-	Missing   []string      `json:"missing"`    // required ones that were not there, as the contract writes them
+	Missing   []string      `json:"missing"`    // patterns of the contract whose required artifacts are missing
 	Collected bool          `json:"collected"`  // the list has been made
 	Why       string        `json:"incomplete"` // why it is not complete; else empty
 }
@@ -50,11 +50,11 @@ const (
 
 // The ranks of the evidence of a [RunClause].
 const (
-	RankKernel = "kernel" // seen by the sandbox's kernel, outside of its code
-	RankWall   = "wall"   // seen by the wall, which is the sandbox's only link
+	RankKernel = "kernel" // observed by the sandbox's kernel, out of reach of its code
+	RankWall   = "wall"   // observed by the wall, the sandbox's only link
 	RankHost   = "host"   // done or measured by the server
-	RankGuest  = "guest"  // said by the program inside: evidence of lower rank
-	RankNone   = "none"   // there is no evidence
+	RankGuest  = "guest"  // reported by the guest inside the sandbox
+	RankNone   = "none"   // no evidence
 )
 
 // A RunClause is one clause of the contract with its verdict.
@@ -66,13 +66,13 @@ type RunClause struct {
 	Because string `json:"because"`
 }
 
-// A RunReport says what happened in a run. It has no output and no contents of files.
-// Texts of the code, such as arguments and paths, may be hostile.
+// A RunReport describes what happened in a run. It contains neither output nor contents
+// of files. Texts from the sandbox, such as arguments and paths, may be hostile.
 type RunReport struct {
 	Run       string     `json:"run"`
 	Contract  string     `json:"contract"` // its name
 	Digest    string     `json:"contract_digest"`
-	Boundary  string     `json:"boundary_digest"` // empty: the project had none
+	Boundary  string     `json:"boundary_digest"` // empty if the project had none
 	Template  string     `json:"template"`
 	Image     string     `json:"image"` // digest of the template's root file system; may be empty
 	Sandbox   string     `json:"sandbox"`
@@ -80,10 +80,10 @@ type RunReport struct {
 	Outcome   string     `json:"outcome"`
 	Reason    string     `json:"reason"`
 	CreatedAt time.Time  `json:"created_at"`
-	StartedAt *time.Time `json:"started_at"` // nil: it did not start
+	StartedAt *time.Time `json:"started_at"` // nil if it did not start
 	EndedAt   *time.Time `json:"ended_at"`
 
-	Kept        int `json:"kept"` // clauses
+	Kept        int `json:"kept"` // number of clauses
 	Violated    int `json:"violated"`
 	NotVerified int `json:"not_verified"`
 
@@ -99,29 +99,29 @@ type RunReport struct {
 	Artifacts []RunArtifact      `json:"artifacts"`
 	Decisions []RunDecision      `json:"decisions"`
 	Teardown  []RunTrace         `json:"teardown"`
-	Signed    bool               `json:"signed"` // there is a statement
-	Cut       []string           `json:"cut"`    // lists that were shortened, by their names here
+	Signed    bool               `json:"signed"` // a signed statement exists
+	Cut       []string           `json:"cut"`    // names of the lists that were shortened
 }
 
-// RunPrograms is the record of the programs that were started inside, by whomever.
+// RunPrograms is the record of all programs that were started in the sandbox.
 type RunPrograms struct {
 	Started  int64        `json:"started"`
 	Refused  int64        `json:"refused"`
-	Held     int64        `json:"held"` // waited for a person
+	Held     int64        `json:"held"` // starts that waited for a person
 	Missed   int64        `json:"missed"`
 	Complete bool         `json:"complete"`
 	Digest   string       `json:"digest"` // of the record's lines, "sha256:…"
 	List     []RunProgram `json:"list"`   // the newest, bounded
 }
 
-// A RunProgram is a program that was started inside, or that was refused.
+// A RunProgram is a program that was started, or refused, in the sandbox.
 type RunProgram struct {
 	At       time.Time `json:"at"`
 	Path     string    `json:"path"`
 	Args     []string  `json:"args"`
 	Verdict  string    `json:"verdict"` // allowed or refused
 	Why      string    `json:"why"`
-	ExitCode *int      `json:"exit_code"` // nil: it did not end, or was not started
+	ExitCode *int      `json:"exit_code"` // nil if it was not started or did not exit
 	Micros   int64     `json:"duration_us"`
 }
 
@@ -133,7 +133,7 @@ type RunWrite struct {
 	Error   string `json:"error"`   // of the last refusal; else empty
 }
 
-// A RunContact is a connection or a request that the wall saw.
+// A RunContact is a connection or a request that the wall recorded.
 type RunContact struct {
 	At      time.Time `json:"at"`
 	What    string    `json:"what"` // verb of the audit: egress.connected, egress.denied, egress.request, …
@@ -148,7 +148,7 @@ type RunContact struct {
 	Reason  string    `json:"reason"`
 }
 
-// A RunSecret is a secret of the run and how often it was put on requests.
+// A RunSecret is a secret of the run with the number of requests to its hosts.
 type RunSecret struct {
 	Name    string `json:"name"`
 	Uses    int64  `json:"uses"`
@@ -171,7 +171,7 @@ type RunLimit struct {
 	At    time.Time `json:"at"`
 }
 
-// RunUsage is the most that was measured of the run.
+// RunUsage is the maximum that was measured of the run.
 type RunUsage struct {
 	MemoryBytes int64 `json:"memory_bytes"`
 	DiskBytes   int64 `json:"disk_bytes"`
@@ -193,7 +193,8 @@ type RunDecision struct {
 	DecidedAt *time.Time `json:"decided_at"`
 }
 
-// A RunTrace is something of the run's sandbox that was looked for after its end.
+// A RunTrace is one thing that the run's sandbox could have left behind, and whether it
+// was found.
 type RunTrace struct {
 	What   string    `json:"what"`
 	Gone   bool      `json:"gone"`

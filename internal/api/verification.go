@@ -7,13 +7,13 @@ type NewVerification struct {
 	Checks   int    `json:"checks"`             // how many will be made
 }
 
-// A Verification is one that was announced.
+// A Verification is an announced verification.
 type Verification struct {
-	ID string `json:"id"` // "ver_…"; the server's log names it, so that who looks into a log knows that it is this server's
+	ID string `json:"id"` // "ver_…"; identifies it in the server's log
 }
 
-// A VerificationResult is what a verification came to. The results themselves stay
-// with who made it.
+// A VerificationResult is the result of a verification. The results of its checks stay
+// with the caller.
 type VerificationResult struct {
 	Passed int    `json:"passed"`
 	Failed int    `json:"failed"`

@@ -1,13 +1,12 @@
-// Package attest writes and checks what is said of a run: an in-toto Statement, version
-// 1, in a DSSE envelope, signed with Ed25519.
+// Package attest signs and verifies statements about runs: in-toto Statements, version
+// 1, in DSSE envelopes, signed with Ed25519.
 //
 //   - in-toto Attestation Framework, Statement v1:
 //     https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 //   - DSSE 1.0: https://github.com/secure-systems-lab/dsse
 //
-// It is pure: no I/O, no state. It does not decide what is true. Package run says what
-// happened; this package says it so that others can check who said it, and refuses a
-// statement that contradicts itself.
+// It does no I/O and keeps no state. It does not decide what happened: package run
+// does. It refuses a statement that contradicts itself.
 package attest
 
 import (
@@ -29,17 +28,19 @@ const (
 const MaxSize = 4 << 20
 
 var (
-	// ErrMalformed means that bytes are no statement of a run. The text says where.
+	// ErrMalformed means that the input is not a statement of a run. The text says
+	// where.
 	ErrMalformed = errors.New("malformed statement")
-	// ErrKey means that no key is known that could have signed the statement.
+	// ErrKey means that none of the known keys could have signed the statement.
 	ErrKey = errors.New("no known key has signed it")
-	// ErrSignature means that a signature does not fit.
-	ErrSignature = errors.New("the signature does not fit: the statement was changed, or is another server's")
+	// ErrSignature means that a signature is invalid.
+	ErrSignature = errors.New("the signature is invalid: the statement was changed, or another server signed it")
 	// ErrContradiction means that a statement says things that cannot all be true.
 	ErrContradiction = errors.New("the statement contradicts itself")
 )
 
-// A Statement says of its subjects what its predicate says.
+// A Statement is an in-toto Statement. Its predicate describes the run. Its subjects
+// are the run's artifacts and the ends of the audit.
 type Statement struct {
 	Type          string    `json:"_type"`
 	Subject       []Subject `json:"subject"`
@@ -47,8 +48,8 @@ type Statement struct {
 	Predicate     Run       `json:"predicate"`
 }
 
-// A Subject is something that a statement is about: an artifact of the run, or an end
-// of the audit.
+// A Subject is something that a statement is about: an artifact of the run, or the
+// first or last entry of the audit.
 type Subject struct {
 	Name   string            `json:"name"`
 	Digest map[string]string `json:"digest"` // "sha256": hexadecimal
@@ -60,23 +61,24 @@ const (
 	SubjectHead    = "audit:head"
 )
 
-// A Run is the predicate: what the server says of one run. Texts in it may be hostile.
+// A Run is the predicate: what the server states about one run. Its texts may be
+// hostile.
 type Run struct {
 	Run      string   `json:"run"` // "run_…"
 	Server   string   `json:"server"`
 	Project  string   `json:"project"`
-	Sandbox  string   `json:"sandbox"` // empty if none was made
+	Sandbox  string   `json:"sandbox"` // empty if none was created
 	Proposer string   `json:"proposer"`
 	Outcome  string   `json:"outcome"` // succeeded, failed, violated, timed_out, cancelled or lost
 	Reasons  []string `json:"reasons"`
 
 	Contract Named  `json:"contract"`
-	Boundary Named  `json:"boundary"` // digest empty: the project had none
+	Boundary Named  `json:"boundary"` // without digest if the project had none
 	Template Named  `json:"template"`
 	Inputs   []File `json:"inputs"`
 
 	Created time.Time `json:"created"`
-	Started time.Time `json:"started,omitzero"` // zero: it did not start
+	Started time.Time `json:"started,omitzero"` // zero if it did not start
 	Ended   time.Time `json:"ended"`
 	Issued  time.Time `json:"issued"` // when this statement was made
 
@@ -89,7 +91,7 @@ type Run struct {
 	Audit     Audit      `json:"audit"`
 }
 
-// A Named is a thing with a name and a digest, "sha256:…".
+// A Named is something with a name and a digest, "sha256:…".
 type Named struct {
 	Name   string `json:"name"`
 	Digest string `json:"digest"`
@@ -105,11 +107,11 @@ type File struct {
 // A Step is a command that the run was told to start. Its arguments are in the report,
 // not in the statement.
 type Step struct {
-	SHA256 string `json:"sha256"` // of the arguments, each ended by a zero byte
-	Exit   int    `json:"exit"`   // -1: it did not end by itself
+	SHA256 string `json:"sha256"` // of the arguments, each followed by a zero byte
+	Exit   int    `json:"exit"`   // exit status; -1 if it did not start or was stopped
 }
 
-// Commands are the counts of the record of commands, and the digest of its lines.
+// Commands has the counts of the record of commands and the digest of its lines.
 type Commands struct {
 	Started  int64  `json:"started"`
 	Refused  int64  `json:"refused"`
@@ -118,23 +120,23 @@ type Commands struct {
 	Complete bool   `json:"complete"`
 }
 
-// An Artifact is a file that the contract lists and that was there. Its state is the
-// one at the time of the statement; a release may follow.
+// An Artifact is a file that matched an artifact of the contract. State is its state
+// when the statement was made; it may be released later.
 type Artifact struct {
 	Path   string `json:"path"` // escaped, as the report shows it
-	Type   string `json:"type"` // as the contract promised
+	Type   string `json:"type"` // that the contract promises
 	Size   int64  `json:"size"` // bytes
 	SHA256 string `json:"sha256"`
 	State  string `json:"state"`
-	Action string `json:"action"` // ID of the action that decides on it; empty if it was refused before
+	Action string `json:"action"` // ID of the action that decides on it; empty if it was refused at once
 }
 
-// A Decision is the end of one action of the run.
+// A Decision is the result of one action of the run.
 type Decision struct {
 	Action  string    `json:"action"`
 	Kind    string    `json:"kind"`
 	State   string    `json:"state"`
-	Digest  string    `json:"digest"`  // "sha256:…" of what was decided on
+	Digest  string    `json:"digest"`  // "sha256:…" of the action's payload
 	Decider string    `json:"decider"` // a principal; empty if a rule decided, or nobody yet
 	Rule    string    `json:"rule"`    // ID of the rule that decided; may be empty
 	Decided time.Time `json:"decided,omitzero"`
@@ -152,11 +154,11 @@ func Verdicts() []string { return []string{Kept, Violated, NotVerified} }
 
 // The ranks of evidence, strongest first.
 const (
-	RankKernel = "kernel" // seen by the sandbox's kernel, outside of its code
-	RankWall   = "wall"   // seen by the wall, which is the sandbox's only link
+	RankKernel = "kernel" // observed by the sandbox's kernel, out of reach of its code
+	RankWall   = "wall"   // observed by the wall, the sandbox's only link
 	RankHost   = "host"   // done or measured by the server
-	RankGuest  = "guest"  // said by the program inside: evidence of lower rank
-	RankNone   = "none"   // there is no evidence
+	RankGuest  = "guest"  // reported by the guest inside the sandbox
+	RankNone   = "none"   // no evidence
 )
 
 // Ranks returns the ranks.
@@ -170,7 +172,8 @@ type Clause struct {
 	Because string `json:"because"`
 }
 
-// A Trace is one thing of the sandbox that was looked for after it ended.
+// A Trace is one thing that the sandbox could have left behind, and whether it was
+// found.
 type Trace struct {
 	What   string    `json:"what"`
 	Gone   bool      `json:"gone"`
@@ -178,8 +181,8 @@ type Trace struct {
 	At     time.Time `json:"at,omitzero"`
 }
 
-// An Audit names a span of the server's record: its first entry and its last one when
-// the statement was made, and the head of the tree over it.
+// An Audit identifies the server's audit when the statement was made: its first and its
+// last entry, and the root of the tree over all entries.
 type Audit struct {
 	Genesis string `json:"genesis"` // hash of entry 1, hexadecimal
 	Seq     int64  `json:"seq"`     // number of the last entry
@@ -187,7 +190,7 @@ type Audit struct {
 	Root    string `json:"root"`    // root of the tree of Seq entries, base64
 }
 
-// ClauseIDs returns the clauses that every statement has, in their order.
+// ClauseIDs returns the IDs of the clauses that every statement has, in order.
 func ClauseIDs() []string {
 	return []string{"commands", "files", "inputs", "network", "packages", "credentials", "mail", "limits", "on_failure", "artifacts", "teardown"}
 }
@@ -211,8 +214,8 @@ func sum(name, hex string) Subject {
 	return Subject{Name: name, Digest: map[string]string{"sha256": hex}}
 }
 
-// Check returns [ErrMalformed] or [ErrContradiction] unless s can be true. It is part
-// of [Verify]; a server that signs what it has not checked would help nobody.
+// Check returns an error that wraps [ErrMalformed] or [ErrContradiction] unless s is
+// well-formed and consistent. [Sign] and [Verify] call it.
 func (s *Statement) Check() error {
 	r := &s.Predicate
 	bad := func(format string, args ...any) error {
@@ -250,7 +253,7 @@ func (s *Statement) Check() error {
 		case have.Name != want[i].Name || len(have.Digest) != 1 || have.Digest["sha256"] != want[i].Digest["sha256"]:
 			return bad("subject %.100q differs from the predicate's", have.Name)
 		case !isSum(have.Digest["sha256"]):
-			return fmt.Errorf("%w: the digest of subject %.100q is no SHA-256", ErrMalformed, have.Name)
+			return fmt.Errorf("%w: the digest of subject %.100q is not a SHA-256", ErrMalformed, have.Name)
 		case names[have.Name]:
 			return bad("it has two subjects %.100q", have.Name)
 		case i > 1 && !strings.HasPrefix(have.Name, "/"):
@@ -261,7 +264,7 @@ func (s *Statement) Check() error {
 	return s.checkClauses()
 }
 
-// checkClauses checks that the verdicts fit what else is said.
+// checkClauses checks that the verdicts are consistent with the rest of the predicate.
 func (s *Statement) checkClauses() error {
 	r := &s.Predicate
 	bad := func(format string, args ...any) error {
@@ -281,7 +284,7 @@ func (s *Statement) checkClauses() error {
 			return bad("clause %s is kept without evidence", c.ID)
 		case c.Verdict == Kept && r.Outcome == "lost":
 			return bad("clause %s is kept, but the server lost the run", c.ID)
-		case c.Verdict == Violated && r.Outcome == "succeeded" && c.ID != "teardown": // which comes after the outcome
+		case c.Verdict == Violated && r.Outcome == "succeeded" && c.ID != "teardown": // the teardown comes after the outcome
 			return bad("clause %s is violated, but the run succeeded", c.ID)
 		}
 		verdicts[c.ID] = c.Verdict
@@ -300,7 +303,7 @@ func (s *Statement) checkClauses() error {
 	return nil
 }
 
-// isSum reports whether s is a SHA-256 in hexadecimal, lower case.
+// isSum reports whether s is a SHA-256 in lower-case hexadecimal.
 func isSum(s string) bool {
 	return len(s) == 64 && !strings.ContainsFunc(s, func(c rune) bool { return (c < '0' || c > '9') && (c < 'a' || c > 'f') })
 }

@@ -19,7 +19,7 @@ import (
 
 func hexSum(c string) string { return strings.Repeat(c, 64) }
 
-// run returns what is said of a run in which nothing went wrong.
+// run returns the predicate of a run in which nothing went wrong.
 func run() attest.Run {
 	at := time.Date(2026, 11, 20, 11, 0, 0, 0, time.UTC)
 	r := attest.Run{
@@ -90,7 +90,7 @@ func TestStatementsVerify(t *testing.T) {
 	}
 }
 
-// TestAStockLibraryVerifies: nobody needs this program to check a statement.
+// TestAStockLibraryVerifies checks a statement with a DSSE library that is not ours.
 func TestAStockLibraryVerifies(t *testing.T) {
 	b, key := signed(t, run())
 	doc, err := attest.KeysDocument([]attest.Key{key})
@@ -146,9 +146,9 @@ func TestAStockLibraryVerifies(t *testing.T) {
 	if _, err := verifier.Verify(t.Context(), &envelope); err == nil {
 		t.Error("the library accepts a changed statement")
 	}
-	// And the other way round: what the library signs is read here.
+	// In the other direction, Verify accepts what the library signs.
 	own, private := newKey(t)
-	signer, err := dsse.NewEnvelopeSigner(signs{private, own.ID})
+	signer, err := dsse.NewEnvelopeSigner(keySigner{private, own.ID})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,8 +165,8 @@ func TestAStockLibraryVerifies(t *testing.T) {
 	}
 }
 
-// named is a verifier under the ID that the document of keys has: the library would
-// compute one of its own.
+// named is a verifier with the ID from the key document. The library would compute
+// another one.
 type named struct {
 	dsse.Verifier
 	id string
@@ -174,16 +174,16 @@ type named struct {
 
 func (n named) KeyID() (string, error) { return n.id, nil }
 
-// signs signs with a key.
-type signs struct {
+// keySigner is a dsse.Signer with an Ed25519 key.
+type keySigner struct {
 	key ed25519.PrivateKey
 	id  string
 }
 
-func (s signs) Sign(_ context.Context, data []byte) ([]byte, error) {
+func (s keySigner) Sign(_ context.Context, data []byte) ([]byte, error) {
 	return ed25519.Sign(s.key, data), nil
 }
-func (s signs) KeyID() (string, error) { return s.id, nil }
+func (s keySigner) KeyID() (string, error) { return s.id, nil }
 
 func TestContradictionsAreRefused(t *testing.T) {
 	clause := func(r *attest.Run, id string) *attest.Clause {
@@ -196,27 +196,27 @@ func TestContradictionsAreRefused(t *testing.T) {
 		return nil
 	}
 	for name, change := range map[string]func(s *attest.Statement){
-		"a subject less":                      func(s *attest.Statement) { s.Subject = s.Subject[:2] },
-		"a subject with another digest":       func(s *attest.Statement) { s.Subject[2].Digest["sha256"] = hexSum("f") },
-		"a subject with two digests":          func(s *attest.Statement) { s.Subject[2].Digest["sha512"] = "x" },
-		"another subject":                     func(s *attest.Statement) { s.Subject[2].Name = "/out/b.csv" },
-		"a digest that is none":               func(s *attest.Statement) { s.Predicate.Contract.Digest = "sha256:abc" },
-		"a run that succeeded and violated":   func(s *attest.Statement) { clause(&s.Predicate, "files").Verdict = attest.Violated },
-		"kept without evidence":               func(s *attest.Statement) { clause(&s.Predicate, "files").Rank = attest.RankNone },
-		"kept in a lost run":                  func(s *attest.Statement) { s.Predicate.Outcome = "lost" },
-		"commands kept without a record":      func(s *attest.Statement) { s.Predicate.Commands.Complete = false },
-		"torn down with something left":       func(s *attest.Statement) { s.Predicate.Teardown[0].Gone = false },
-		"torn down with nothing looked for":   func(s *attest.Statement) { s.Predicate.Teardown = nil },
-		"ended before it began":               func(s *attest.Statement) { s.Predicate.Ended = s.Predicate.Created.Add(-time.Second) },
-		"issued before it ended":              func(s *attest.Statement) { s.Predicate.Issued = s.Predicate.Created },
-		"a clause less":                       func(s *attest.Statement) { s.Predicate.Clauses = s.Predicate.Clauses[1:] },
-		"clauses in another order":            func(s *attest.Statement) { s.Predicate.Clauses[0].ID = "files" },
-		"an unknown verdict":                  func(s *attest.Statement) { clause(&s.Predicate, "files").Verdict = "ok" },
-		"an unknown outcome":                  func(s *attest.Statement) { s.Predicate.Outcome = "great" },
-		"another type":                        func(s *attest.Statement) { s.Type = "https://in-toto.io/Statement/v0.1" },
-		"another predicate":                   func(s *attest.Statement) { s.PredicateType = "https://slsa.dev/provenance/v1" },
-		"an artifact without a path":          func(s *attest.Statement) { s.Predicate.Artifacts[0].Path = "a.csv"; *s = attest.New(s.Predicate) },
-		"an artifact that is the audit's end": func(s *attest.Statement) { s.Predicate.Artifacts[0].Path = "audit:head"; *s = attest.New(s.Predicate) },
+		"a missing subject":                       func(s *attest.Statement) { s.Subject = s.Subject[:2] },
+		"a subject with another digest":           func(s *attest.Statement) { s.Subject[2].Digest["sha256"] = hexSum("f") },
+		"a subject with two digests":              func(s *attest.Statement) { s.Subject[2].Digest["sha512"] = "x" },
+		"another subject":                         func(s *attest.Statement) { s.Subject[2].Name = "/out/b.csv" },
+		"a malformed digest":                      func(s *attest.Statement) { s.Predicate.Contract.Digest = "sha256:abc" },
+		"a violation in a succeeded run":          func(s *attest.Statement) { clause(&s.Predicate, "files").Verdict = attest.Violated },
+		"kept without evidence":                   func(s *attest.Statement) { clause(&s.Predicate, "files").Rank = attest.RankNone },
+		"kept in a lost run":                      func(s *attest.Statement) { s.Predicate.Outcome = "lost" },
+		"commands kept without a record":          func(s *attest.Statement) { s.Predicate.Commands.Complete = false },
+		"teardown kept with something left":       func(s *attest.Statement) { s.Predicate.Teardown[0].Gone = false },
+		"teardown kept without a search":          func(s *attest.Statement) { s.Predicate.Teardown = nil },
+		"ended before it was created":             func(s *attest.Statement) { s.Predicate.Ended = s.Predicate.Created.Add(-time.Second) },
+		"issued before it ended":                  func(s *attest.Statement) { s.Predicate.Issued = s.Predicate.Created },
+		"a missing clause":                        func(s *attest.Statement) { s.Predicate.Clauses = s.Predicate.Clauses[1:] },
+		"clauses in another order":                func(s *attest.Statement) { s.Predicate.Clauses[0].ID = "files" },
+		"an unknown verdict":                      func(s *attest.Statement) { clause(&s.Predicate, "files").Verdict = "ok" },
+		"an unknown outcome":                      func(s *attest.Statement) { s.Predicate.Outcome = "great" },
+		"another type":                            func(s *attest.Statement) { s.Type = "https://in-toto.io/Statement/v0.1" },
+		"another predicate":                       func(s *attest.Statement) { s.PredicateType = "https://slsa.dev/provenance/v1" },
+		"an artifact without a path":              func(s *attest.Statement) { s.Predicate.Artifacts[0].Path = "a.csv"; *s = attest.New(s.Predicate) },
+		"an artifact named like the audit's head": func(s *attest.Statement) { s.Predicate.Artifacts[0].Path = "audit:head"; *s = attest.New(s.Predicate) },
 	} {
 		s := attest.New(run())
 		change(&s)
@@ -227,7 +227,7 @@ func TestContradictionsAreRefused(t *testing.T) {
 		if _, err := attest.Sign(s, key.ID, private); err == nil {
 			t.Errorf("%s: is signed", name)
 		}
-		// A key that was stolen makes no contradiction true.
+		// Verify refuses a contradiction that is signed, as with a stolen key.
 		payload, err := json.Marshal(s)
 		if err != nil {
 			t.Fatal(err)
@@ -249,36 +249,37 @@ func TestEnvelopesAreReadStrictly(t *testing.T) {
 	b, key := signed(t, run())
 	text := string(b)
 	for name, bad := range map[string]string{
-		"nothing":                      "",
-		"something behind it":          text + "{}",
-		"a name twice":                 strings.Replace(text, `"payloadType"`, `"payloadType": "x", "payloadType"`, 1),
-		"a name in other letters":      strings.Replace(text, `"payloadType"`, `"PayloadType"`, 1),
-		"an unknown name":              strings.Replace(text, `"payloadType"`, `"extra": 1, "payloadType"`, 1),
-		"no signatures":                strings.Replace(text, `"signatures"`, `"signatures": [], "x"`, 1),
-		"another type":                 strings.Replace(text, "application/vnd.in-toto+json", "application/json", 1),
-		"base64 with a line end in it": strings.Replace(text, `"payload": "`, `"payload": "\n`, 1),
-		"base64 of URLs":               strings.ReplaceAll(text, "=", ""),
-		"not UTF-8":                    strings.Replace(text, `"keyid": "`, "\"keyid\": \"\xff", 1),
-		"deep":                         strings.Repeat("[", 1000),
-		"large":                        text + strings.Repeat(" ", attest.MaxSize),
+		"nothing":                  "",
+		"trailing data":            text + "{}",
+		"a duplicate name":         strings.Replace(text, `"payloadType"`, `"payloadType": "x", "payloadType"`, 1),
+		"a name in another case":   strings.Replace(text, `"payloadType"`, `"PayloadType"`, 1),
+		"an unknown name":          strings.Replace(text, `"payloadType"`, `"extra": 1, "payloadType"`, 1),
+		"no signatures":            strings.Replace(text, `"signatures"`, `"signatures": [], "x"`, 1),
+		"another type":             strings.Replace(text, "application/vnd.in-toto+json", "application/json", 1),
+		"base64 with a line break": strings.Replace(text, `"payload": "`, `"payload": "\n`, 1),
+		"base64 without padding":   strings.ReplaceAll(text, "=", ""),
+		"not UTF-8":                strings.Replace(text, `"keyid": "`, "\"keyid\": \"\xff", 1),
+		"deep":                     strings.Repeat("[", 1000),
+		"large":                    text + strings.Repeat(" ", attest.MaxSize),
 	} {
 		if bad == text {
 			t.Fatalf("%s: nothing was changed", name)
 		}
 		if _, err := attest.Verify([]byte(bad), []attest.Key{key}); err == nil {
-			t.Errorf("%s is read", name)
+			t.Errorf("%s is accepted", name)
 		}
 	}
-	// In the payload as well, signed by the right key: two readers could disagree.
+	// The payload is parsed as strictly, also if the right key signed it: two readers
+	// could disagree.
 	key2, private := newKey(t)
 	payload, err := json.Marshal(attest.New(run()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, p := range map[string]string{
-		"an outcome twice":            strings.Replace(string(payload), `"outcome"`, `"outcome":"failed","outcome"`, 1),
-		"an outcome in other letters": strings.Replace(string(payload), `"outcome"`, `"Outcome":"failed","outcome"`, 1),
-		"an unknown name":             strings.Replace(string(payload), `"outcome"`, `"result":"failed","outcome"`, 1),
+		"a duplicate outcome":        strings.Replace(string(payload), `"outcome"`, `"outcome":"failed","outcome"`, 1),
+		"an outcome in another case": strings.Replace(string(payload), `"outcome"`, `"Outcome":"failed","outcome"`, 1),
+		"an unknown name":            strings.Replace(string(payload), `"outcome"`, `"result":"failed","outcome"`, 1),
 	} {
 		e, err := json.Marshal(attest.Envelope{
 			PayloadType: attest.PayloadType, Payload: base64.StdEncoding.EncodeToString([]byte(p)),
@@ -306,7 +307,7 @@ func TestKeyDocuments(t *testing.T) {
 	}
 	other, _ := newKey(t)
 	if _, err := attest.ParseKeys(bytes.Replace(b, []byte(key.ID), []byte(other.ID), 1)); err == nil {
-		t.Error("a key under another's ID is read")
+		t.Error("a key under the ID of another is accepted")
 	}
 }
 

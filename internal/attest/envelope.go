@@ -31,8 +31,8 @@ type Signature struct {
 // maxSignatures bounds the signatures of an envelope.
 const maxSignatures = 8
 
-// PAE returns what is signed (DSSE 1.0, "pre-authentication encoding"): type and body
-// with their lengths, so that no two pairs have the same encoding.
+// PAE returns the bytes that are signed (DSSE 1.0, "pre-authentication encoding"): type
+// and body with their lengths, so that no two pairs have the same encoding.
 func PAE(payloadType string, payload []byte) []byte {
 	var b bytes.Buffer
 	b.WriteString("DSSEv1 ")
@@ -42,8 +42,8 @@ func PAE(payloadType string, payload []byte) []byte {
 	return b.Bytes()
 }
 
-// Sign returns the envelope of s as JSON, signed by a key of type Ed25519. It refuses
-// what [Verify] would not accept.
+// Sign returns the envelope of s as JSON, signed with an Ed25519 key. It refuses what
+// [Verify] would not accept.
 func Sign(s Statement, keyID string, signer crypto.Signer) ([]byte, error) {
 	if err := s.Check(); err != nil {
 		return nil, fmt.Errorf("sign statement: %w", err)
@@ -68,7 +68,7 @@ func Sign(s Statement, keyID string, signer crypto.Signer) ([]byte, error) {
 		return nil, fmt.Errorf("sign statement: %w", err)
 	}
 	out = append(out, '\n')
-	// Nothing is signed that the reader of this program would refuse: too large, too deep.
+	// Return nothing that Verify would refuse, such as a statement that is too large.
 	if _, err := Verify(out, []Key{{ID: keyID, Public: public}}); err != nil {
 		return nil, fmt.Errorf("sign statement: %w", err)
 	}
@@ -82,7 +82,8 @@ type Verified struct {
 	Payload   []byte // the signed JSON
 }
 
-// tolerance is how far apart the clocks of a key's times and of a statement may be.
+// tolerance is the clock difference that is allowed between a key's validity and a
+// statement.
 const tolerance = 5 * time.Minute
 
 // Verify reads an envelope, checks that one of keys signed it while it was in use, and
@@ -101,7 +102,8 @@ func Verify(data []byte, keys []Key) (v Verified, err error) {
 			return v, fmt.Errorf("%w: a signature is not the base64 of %d bytes", ErrMalformed, ed25519.SignatureSize)
 		}
 		for i := range keys {
-			// The ID is a hint only: what counts is that a key that the caller trusts fits.
+			// The key ID is only a hint. What counts is the signature of a key that the
+			// caller trusts.
 			if sig.KeyID != "" && sig.KeyID != keys[i].ID || len(keys[i].Public) != ed25519.PublicKeySize {
 				continue
 			}
@@ -117,7 +119,7 @@ func Verify(data []byte, keys []Key) (v Verified, err error) {
 	case key == nil:
 		return v, ErrKey
 	}
-	// The payload is read only now: nobody but the signer's server has written it.
+	// Parse the payload only now, when it is known who wrote it.
 	if v.Statement, err = read(payload); err != nil {
 		return Verified{}, err
 	}
@@ -126,13 +128,13 @@ func Verify(data []byte, keys []Key) (v Verified, err error) {
 		return Verified{}, fmt.Errorf("%w: key %s was not in use at %s", ErrKey, key.ID, at.Format(time.RFC3339))
 	}
 	if server := v.Statement.Predicate.Server; key.Server != "" && key.Server != server {
-		return Verified{}, fmt.Errorf("%w: key %s is of %.100q, and the statement is in the name of %.100q", ErrKey, key.ID, key.Server, server)
+		return Verified{}, fmt.Errorf("%w: key %s belongs to %.100q, but the statement names %.100q", ErrKey, key.ID, key.Server, server)
 	}
 	v.Key, v.Payload = *key, payload
 	return v, nil
 }
 
-// open reads an envelope strictly.
+// open parses an envelope strictly.
 func open(data []byte) (e Envelope, payload []byte, err error) {
 	if len(data) > MaxSize {
 		return e, nil, fmt.Errorf("%w: it has %d bytes, at most %d are read", ErrMalformed, len(data), MaxSize)
@@ -153,16 +155,16 @@ func open(data []byte) (e Envelope, payload []byte, err error) {
 	return e, payload, nil
 }
 
-// decode decodes base64 of which there is one form alone: no line ends, which Go ignores
-// and others do not.
+// decode decodes canonical base64. It refuses line breaks, which Go ignores and other
+// decoders do not.
 func decode(s string) ([]byte, error) {
 	if strings.ContainsAny(s, "\r\n") {
-		return nil, errors.New("it has a line end")
+		return nil, errors.New("it has a line break")
 	}
 	return base64.StdEncoding.Strict().DecodeString(s)
 }
 
-// read reads and checks a payload.
+// read parses and checks a payload.
 func read(payload []byte) (s Statement, err error) {
 	if err := strict(payload, &s); err != nil {
 		return s, fmt.Errorf("%w: payload: %w", ErrMalformed, err)
@@ -170,8 +172,8 @@ func read(payload []byte) (s Statement, err error) {
 	return s, s.Check()
 }
 
-// Peek returns the statement in an envelope without its signature being checked, for
-// an interface that must know whose keys to ask for. Nothing in it is to be believed.
+// Peek returns the statement in an envelope and the IDs of its keys, without verifying
+// the signature. It tells a caller which keys to get. Do not trust what it returns.
 func Peek(data []byte) (Statement, []string, error) {
 	e, payload, err := open(data)
 	if err != nil {

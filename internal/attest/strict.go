@@ -14,10 +14,10 @@ import (
 // maxDepth bounds the nesting of JSON.
 const maxDepth = 16
 
-// strict decodes one JSON value into v, and refuses what two readers could understand
-// differently: a name twice in one object, names that differ from the expected ones in
-// case, unknown names, more than one value, and invalid UTF-8. The attack: a statement
-// of which one program shows the first "outcome" and another one the second.
+// strict decodes one JSON value into v. It refuses what two parsers could read
+// differently: duplicate names in an object, names that differ from the expected ones
+// only in case, unknown names, more than one value, and invalid UTF-8. The attack: one
+// program shows the first "outcome" of a statement and another program the second.
 func strict(data []byte, v any) error {
 	if !utf8.Valid(data) {
 		return errors.New("it is not UTF-8")
@@ -28,7 +28,7 @@ func strict(data []byte, v any) error {
 		return err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("something follows the value")
+		return errors.New("data follows the value")
 	}
 	return json.Unmarshal(data, v)
 }
@@ -40,7 +40,7 @@ func names(d *json.Decoder, t reflect.Type, depth int) error {
 	}
 	tok, err := d.Token()
 	if err != nil {
-		return fmt.Errorf("it is no JSON: %w", err)
+		return fmt.Errorf("it is not JSON: %w", err)
 	}
 	delim, ok := tok.(json.Delim)
 	if !ok {
@@ -52,20 +52,20 @@ func names(d *json.Decoder, t reflect.Type, depth int) error {
 		if delim == '{' {
 			tok, err := d.Token()
 			if err != nil {
-				return fmt.Errorf("it is no JSON: %w", err)
+				return fmt.Errorf("it is not JSON: %w", err)
 			}
 			name, _ := tok.(string)
 			if seen[name] {
-				return fmt.Errorf("the name %.60q stands twice in one object", name)
+				return fmt.Errorf("the name %.60q is repeated in an object", name)
 			}
 			seen[name] = true
 			if elem, ok = member(t, name); !ok {
-				return fmt.Errorf("the name %.60q is unknown there", name)
+				return fmt.Errorf("the name %.60q is not expected there", name)
 			}
 		} else if t.Kind() == reflect.Slice {
 			elem = t.Elem()
 		} else {
-			return errors.New("a list stands where none is expected")
+			return errors.New("a list is not expected there")
 		}
 		if err := names(d, elem, depth+1); err != nil {
 			return err

@@ -8,11 +8,11 @@ import (
 	"unicode/utf8"
 )
 
-// The types that [Sniff] tells apart.
+// The types that [Sniff] distinguishes.
 const (
 	TypeEmpty   = "empty"
 	TypeProgram = "program" // machine code: ELF, PE, Mach-O, WebAssembly, Java and Python bytecode
-	TypeScript  = "script"  // begins with the name of its interpreter
+	TypeScript  = "script"  // begins with "#!"
 	TypeHTML    = "html"
 	TypeJSON    = "json"
 	TypeText    = "text" // other text: UTF-8 without control characters
@@ -22,16 +22,15 @@ const (
 	TypeGIF     = "gif"
 	TypeParquet = "parquet"
 	TypeZIP     = "zip"
-	TypePacked  = "packed" // other archives and packed files
-	TypeMedia   = "media"  // other pictures, sound, films and fonts
+	TypePacked  = "packed" // other archives and compressed files
+	TypeMedia   = "media"  // other pictures, audio, video and fonts
 	TypeBinary  = "binary" // anything else
 )
 
-// Sniff returns the type of data by its content. Unlike a browser's rules it never
-// takes a name or a label for an answer. It reads all of data: what is text must be text
-// to its end, and pictures must have nothing behind their ends, or they are
-// [TypeBinary]. The attack: a picture with an archive behind it, or a table with a
-// program behind its first lines.
+// Sniff returns the type of data by its content alone, not by a file name or a declared
+// type. It reads all of data: text must be text to its end, and nothing may follow the
+// end of a PNG, JPEG or GIF picture, or the type is [TypeBinary]. The attack: a picture
+// with an archive behind it, or a table with a program behind its first lines.
 func Sniff(data []byte) string {
 	if len(data) == 0 {
 		return TypeEmpty
@@ -56,7 +55,7 @@ func Sniff(data []byte) string {
 		if !bytes.HasPrefix(data, []byte(m.magic)) {
 			continue
 		}
-		if m.magic == "MZ" && plainText(data) { // it is a word as well
+		if m.magic == "MZ" && plainText(data) { // a text may begin with these letters
 			break
 		}
 		return m.is
@@ -97,7 +96,7 @@ func Sniff(data []byte) string {
 	return TypeBinary
 }
 
-// textType tells texts apart.
+// textType returns the type of a text.
 func textType(data []byte) string {
 	s := bytes.TrimSpace(bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")))
 	if len(s) > 0 && (s[0] == '{' || s[0] == '[') && json.Valid(s) {
@@ -114,8 +113,8 @@ func textType(data []byte) string {
 	return TypeText
 }
 
-// plainText reports whether data is UTF-8 without control characters but line ends,
-// tabs and form feeds.
+// plainText reports whether data is UTF-8 without control characters other than line
+// ends, tabs and form feeds.
 func plainText(data []byte) bool {
 	if !utf8.Valid(data) {
 		return false

@@ -7,26 +7,26 @@ import (
 	"postern/internal/extract"
 )
 
-// environmentNames are variables that most processes have. In the values of the first
-// ones is an absolute path.
+// environmentNames are environment variables that most processes have. The values of
+// the first environmentPaths ones are absolute paths.
 var environmentNames = []string{
 	"PATH", "HOME", "PWD", "SHELL", "OLDPWD", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH", "JAVA_HOME", "GOPATH", "XDG_RUNTIME_DIR", "NODE_PATH", "_",
 	"USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "HOSTNAME", "SHLVL", "EDITOR", "DISPLAY", "TZ", "PYTHONUNBUFFERED", "PYTHON_VERSION", "NODE_VERSION", "DEBIAN_FRONTEND", "E2B_SANDBOX", "E2B_SANDBOX_ID",
 }
 
-// environmentPaths is the number of the names whose values are paths.
+// environmentPaths is the number of names whose values are absolute paths.
 const environmentPaths = 14
 
-// variables are the names of environment variables that a place has.
+// variables are the names of environment variables that were found in one place.
 type variables struct {
 	all   map[string]bool
-	paths int // of all, those with a path
+	paths int // how many of them have an absolute path
 }
 
-// environment reports a dump of environment variables. The attack: code that writes all
-// that it was started with to a file that it calls output.json. Three well-known names,
-// two of them with absolute paths, in whatever form, are one; configuration and scripts
-// seldom have as many.
+// environment reports dumps of environment variables. The attack: code writes its whole
+// environment to a file that it calls output.json. Three well-known names, at least two
+// of them with absolute paths, are a dump, in any format. Configuration files and
+// scripts seldom have as many.
 func (f *finder) environment(p extract.Place, text string) {
 	v := f.variables[p.Where]
 	if v == nil {
@@ -57,8 +57,8 @@ func (f *finder) environment(p extract.Place, text string) {
 }
 
 // assigned reports whether a text has name as a whole word with a value after it:
-// NAME=value, "NAME": "value", NAME,value or NAME and a tab. With path the value begins
-// with a slash.
+// NAME=value, "NAME": "value", NAME,value or NAME and a tab. If path is set, the value
+// must begin with a slash.
 func assigned(text, name string, path bool) bool {
 	for i := 0; ; {
 		j := strings.Index(text[i:], name)
