@@ -26,10 +26,11 @@ var (
 	_ oversight.Recoverer = (*Admission)(nil)
 )
 
-// A Start is what a person lets a sandbox start, once: the payload of the action. Texts
-// of the sandbox are bytes: two command lines that differ in bytes which no text has
-// must not be the same action. The name by which a program is called is left out: one
-// that walks through PATH, as Python does, would ask about each name of the same file.
+// A Start is the payload of an action of kind process.exec: one program start that a
+// person may approve, once. Texts from the sandbox are bytes, so that command lines
+// that differ only in invalid UTF-8 are different actions. The name that the caller
+// used is not part of it: a program that searches PATH, as Python does, would otherwise
+// ask about each name of the same file.
 type Start struct {
 	Sandbox  string   `json:"sandbox"`
 	Template string   `json:"template"`
@@ -44,8 +45,8 @@ type Start struct {
 	cut bool
 }
 
-// start returns what a person would be asked about e. The process is no part of it: the
-// kernel asks again after a pause, a fork or a signal, and that is the same question.
+// start returns the payload for e. It does not contain the process: after a pause, a
+// fork or a signal the kernel asks again, and that is the same question.
 func start(who auth.Principal, e *sandbox.Exec, b *binding) *Start {
 	s := &Start{
 		Sandbox: who.ID, Template: who.Template, Path: []byte(cmp.Or(e.Path, e.Name)), Dir: []byte(e.Dir),
@@ -60,8 +61,8 @@ func start(who auth.Principal, e *sandbox.Exec, b *binding) *Start {
 	return s
 }
 
-// request is what policy is asked about a start. The command is not shortened: a rule
-// that denies some argument must see all of them.
+// request returns the request that policy decides on. The command is not shortened,
+// because a rule that denies an argument must see all of them.
 func (s *Start) request(who auth.Principal) policy.Request {
 	contract, _, _ := strings.Cut(s.Contract, "@")
 	return policy.Request{
@@ -80,13 +81,13 @@ func (s *Start) command() string {
 }
 
 // quote returns a word of a command line as a shell would read it, on one line: plain,
-// in '…', or in $'…' where it has characters that nobody sees.
+// in '…', or in $'…' if it has apostrophes or invisible characters.
 func quote(word []byte) string {
-	plain, seen := len(word) > 0, true
+	plain, shown := len(word) > 0, true
 	for i := 0; i < len(word); {
 		r, n := utf8.DecodeRune(word[i:])
 		if r == utf8.RuneError && n == 1 || hidden(r) {
-			seen = false
+			shown = false
 		}
 		if r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("%+,-./:=@_", r) {
 			plain = false
@@ -96,7 +97,7 @@ func quote(word []byte) string {
 	switch {
 	case plain:
 		return string(word)
-	case seen && !strings.ContainsRune(string(word), '\''):
+	case shown && !strings.ContainsRune(string(word), '\''):
 		return "'" + string(word) + "'"
 	}
 	var b strings.Builder
@@ -128,12 +129,12 @@ func quote(word []byte) string {
 	return b.String()
 }
 
-// hidden reports whether a person does not see r, or sees what follows it elsewhere.
+// hidden reports whether r is invisible, or changes where the text after it is shown.
 func hidden(r rune) bool {
 	return unicode.Is(unicode.C, r) || unicode.Is(unicode.Zl, r) || unicode.Is(unicode.Zp, r) || r != ' ' && unicode.Is(unicode.Zs, r) || extract.Unseen(r)
 }
 
-// brief returns a start in a few words, with hostile characters visible.
+// brief returns a short description of a start, with hostile characters escaped.
 func brief(e *sandbox.Exec) string {
 	var words []string
 	size := 0
@@ -149,8 +150,8 @@ func brief(e *sandbox.Exec) string {
 	return program + " (" + strings.Join(words, " ") + ")"
 }
 
-// Execute implements [oversight.Executor]. It starts nothing: the held start, or the
-// next one that is the same, reads from the action's state that it may be made.
+// Execute implements [oversight.Executor]. It starts nothing itself: the held start, or
+// the next identical one, reads from the action's state that it is allowed.
 func (a *Admission) Execute(_ context.Context, act oversight.Action) oversight.Outcome {
 	var s Start
 	if err := json.Unmarshal(act.Payload, &s); err != nil || s.Sandbox == "" {
@@ -215,8 +216,8 @@ func (a *Admission) Show(act oversight.Action) (oversight.View, error) {
 	return v, nil
 }
 
-// listing returns the arguments, one after the other. Lines of an argument with several
-// begin with a bar, so that no argument looks like another one.
+// listing returns the arguments, one after the other. In an argument of several lines
+// each line begins with a bar, so that no argument can look like another one.
 func (s *Start) listing() string {
 	var b strings.Builder
 	for i, arg := range s.Args {
@@ -235,7 +236,7 @@ func (s *Start) listing() string {
 	return b.String()
 }
 
-// visible returns a line with the characters that nobody sees as escapes.
+// visible returns a line with its invisible characters escaped.
 func visible(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); {

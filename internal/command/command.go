@@ -1,5 +1,4 @@
-// Package command decides which programs are started in sandboxes, and keeps the record
-// of them.
+// Package command decides which programs may start in sandboxes, and records them.
 //
 // The kernel of each sandbox asks before it starts a program:
 //
@@ -11,12 +10,12 @@
 //	  │                                 └─ approved ─ used ─ allowed │
 //	  └─ else ─────────────────────────────────────────── allowed ──┘
 //
-// The answer is in the sandbox's record before the kernel has it, so that a server that
-// is killed loses no start. The record is kept for every sandbox, contract or not.
+// Each answer is recorded before the kernel gets it, so that a server that is killed
+// loses no start. Every sandbox has a record, with or without a contract.
 //
-// What fails, fails closed: where rules cannot be read, where a sandbox that has a
-// contract is not bound, and where the record of a bound sandbox cannot be written,
-// nothing starts. This package starts and ends nothing itself.
+// Everything fails closed: nothing starts if the rules cannot be read, if a sandbox
+// with a contract is not bound, or if the record of a bound sandbox cannot be written.
+// This package itself neither starts nor ends processes.
 package command
 
 import (
@@ -36,13 +35,14 @@ import (
 )
 
 const (
-	// HoldTime is how long a start is held by default while a person is asked: as long
-	// as its action waits, if no rule says otherwise.
+	// HoldTime is how long a start is held by default while a person is asked. By
+	// default its action waits as long.
 	HoldTime = time.Hour
-	// PassTime is how long an approved start may be made, and how long a rejected one is
-	// refused without a new question.
+	// PassTime is how long an approval can be used, and how long a rejection applies to
+	// identical starts.
 	PassTime = time.Hour
-	// retryTime is how long a start may not ask again where nobody decided.
+	// retryTime is how long identical starts are refused without a new question if
+	// nobody decided.
 	retryTime = time.Minute
 	// pollInterval is how often the action of a held start is read.
 	pollInterval = 250 * time.Millisecond
@@ -50,19 +50,19 @@ const (
 	maxPending   = 20 // actions of one sandbox that wait for a person
 )
 
-// unreadable is the reason of a refusal where the database cannot be read.
+// unreadable is the reason for a refusal if the database cannot be read.
 const unreadable = "the rules about commands cannot be read at the moment: nothing is started"
 
-// Config is what an [Admission] needs beside its parts.
+// Config is the configuration of an [Admission].
 type Config struct {
 	// Dir is the directory of the records. No other Admission may use it. New creates
 	// it if it does not exist.
 	Dir string
 	// Hold is how long a start is held while a person is asked; 0 means [HoldTime].
 	Hold time.Duration
-	// Contract returns the contract of a sandbox, "name@sha256:…", or an empty text if
-	// it has none. It is asked once for each sandbox that is not bound. An error means
-	// that it is not known: nothing is started. Nil means what the sandbox's row says.
+	// Contract returns the contract of a sandbox, "name@sha256:…", or "" if it has none.
+	// It is called once for each sandbox that is not bound. If it returns an error,
+	// nothing starts. Nil means to read the sandbox's row.
 	Contract func(ctx context.Context, sandboxID string) (string, error)
 }
 
@@ -75,32 +75,32 @@ type Binding struct {
 	// Stop ends the sandbox. It is called when a process could not be ended. It must
 	// not block for long.
 	Stop func(reason string)
-	// Violated is told what the sandbox tried against its contract. It is called
-	// concurrently, must not block for long, and may be nil.
+	// Violated is called for each violation of the contract. Calls are concurrent and
+	// must not block for long. Nil means that nobody is told.
 	Violated func(Violation)
 }
 
-// A Violation is what a sandbox tried against the commands clause of its contract.
+// A Violation is a violation of the commands clause of a contract.
 type Violation struct {
 	Time time.Time
 	PID  int32
-	What Trespass
-	Text string // for a person; has hostile text, with control characters visible
+	What ViolationKind
+	Text string // for a person; contains hostile text, with control characters escaped
 }
 
-// Trespass says how a commands clause was violated.
-type Trespass string
+// A ViolationKind says how a commands clause was violated.
+type ViolationKind string
 
-// The trespasses.
+// The kinds of violations.
 const (
 	// Refused is a start that the clause does not allow. The program did not start.
-	Refused Trespass = "refused"
-	// Overtime is a process that ran until the time of its command was over. Its end is
-	// under way. What it has left behind under another parent may run on: whoever is
-	// told ends all processes of the run.
-	Overtime Trespass = "overtime"
+	Refused ViolationKind = "refused"
+	// Overtime is a process that exceeded the time of its command. It is being killed.
+	// Descendants that have another parent by now may survive, so the receiver must end
+	// all processes of the run.
+	Overtime ViolationKind = "overtime"
 	// Unrecorded means that events of the sandbox were lost, or could not be written.
-	Unrecorded Trespass = "unrecorded"
+	Unrecorded ViolationKind = "unrecorded"
 )
 
 // Admission decides on the starts of programs in sandboxes and records them. It
@@ -110,10 +110,10 @@ type Admission struct {
 	log   *slog.Logger
 	db    *store.DB
 	gate  *oversight.Gate
-	rules *connection.Admission // has what is in force in memory
+	rules *connection.Admission // has the rules and switches in force
 	conf  Config
-	// killTime is how long a process may take to end once it was killed. After it the
-	// sandbox is stopped.
+	// killTime is how long a killed process may take to end. After that the sandbox is
+	// stopped.
 	killTime time.Duration
 
 	mu       sync.Mutex
@@ -130,9 +130,8 @@ type binding struct {
 	name string // of the contract, with its digest
 }
 
-// New returns an Admission by what rules has in memory. Its caller registers it with
-// gate for [postern/internal/policy.KindExec], gives it to the fleet, and runs
-// [Admission.Run].
+// New returns an Admission that applies rules. The caller registers it with gate for
+// [postern/internal/policy.KindExec], gives it to the fleet, and runs [Admission.Run].
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, rules *connection.Admission, c Config) (*Admission, error) {
 	if c.Hold <= 0 {
 		c.Hold = HoldTime
@@ -154,9 +153,9 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, rules *connection
 	}, nil
 }
 
-// Bind binds a sandbox to b.Contract, until Unbind. It must be called before anything
-// that the contract is about can start. A sandbox that is bound already stays bound to
-// what it was, and Bind returns an error.
+// Bind binds a sandbox to b.Contract until Unbind. Call it before anything that the
+// contract restricts can start. If the sandbox is already bound, Bind returns an error
+// and changes nothing.
 func (a *Admission) Bind(sandboxID string, b Binding) error {
 	if b.Contract == nil || b.Kill == nil || b.Stop == nil {
 		return fmt.Errorf("bind sandbox %s: a contract, Kill and Stop are needed", sandboxID)
@@ -178,8 +177,7 @@ func (a *Admission) Bind(sandboxID string, b Binding) error {
 	return nil
 }
 
-// Unbind ends the binding of a sandbox. While the sandbox lives, nothing more starts
-// in it.
+// Unbind ends the binding of a sandbox. From then on nothing starts in it.
 func (a *Admission) Unbind(sandboxID string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -189,8 +187,8 @@ func (a *Admission) Unbind(sandboxID string) {
 	}
 }
 
-// Record returns the record of the commands of a sandbox, also of one that has ended
-// some days ago. Its error wraps [sandbox.ErrNotFound] if there is none.
+// Record returns the record of the commands of a sandbox, including one that ended some
+// days ago. Its error wraps [sandbox.ErrNotFound] if there is none.
 func (a *Admission) Record(ctx context.Context, sandboxID string) (Record, error) {
 	if err := ctx.Err(); err != nil {
 		return Record{}, err
@@ -201,7 +199,7 @@ func (a *Admission) Record(ctx context.Context, sandboxID string) (Record, error
 	a.mu.Lock()
 	l := a.ledgers[sandboxID]
 	a.mu.Unlock()
-	if l != nil { // not while a line is written
+	if l != nil { // wait until no line is being written
 		l.mu.Lock()
 		defer l.mu.Unlock()
 	}
@@ -212,8 +210,8 @@ func (a *Admission) Record(ctx context.Context, sandboxID string) (Record, error
 	return r, err
 }
 
-// Read is [Admission.Record] for a caller: who must be a person or the key of the
-// project that the sandbox belongs to.
+// Read is [Admission.Record] with a check of permissions: who must be a person or the
+// key of the project that the sandbox belongs to.
 func (a *Admission) Read(ctx context.Context, who auth.Principal, sandboxID string) (Record, error) {
 	if who.Kind != auth.Project && who.Kind != auth.Person {
 		return Record{}, fmt.Errorf("%s may not read records of commands: %w", who, auth.ErrForbidden)

@@ -92,8 +92,8 @@ func TestContractDecidesOnCommands(t *testing.T) {
 	}
 }
 
-// TestCountsHoldForParallelStarts is the attacker's: many starts at the same time share
-// what is left, also over a restart of the server.
+// TestCountsHoldForParallelStarts: an attacker makes many starts at the same time. They
+// share the limit, also across a restart of the server.
 func TestCountsHoldForParallelStarts(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	a := f.start(command.Config{})
@@ -126,8 +126,8 @@ func TestCountsHoldForParallelStarts(t *testing.T) {
 	}
 }
 
-// TestLostBindingStartsNothing: a sandbox with a contract that is not in force starts
-// nothing, whatever the reason.
+// TestLostBindingStartsNothing: nothing starts in a sandbox whose contract is not in
+// force, whatever the reason.
 func TestLostBindingStartsNothing(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	name, fail := "", errors.New("the database is away")
@@ -151,7 +151,7 @@ func TestLostBindingStartsNothing(t *testing.T) {
 	if !starts(a) {
 		t.Error("it does not start under its contract")
 	}
-	// What was refused before is the template's, and not the contract's affair.
+	// Refusals before the binding concern the template and not the contract.
 	if r, err := a.Record(t.Context(), boxID); err != nil || r.Refused != 0 || r.Started != 1 || len(r.Commands) != 1 || r.Lines < 3 {
 		t.Errorf("got %+v, %v", r, err)
 	}
@@ -160,7 +160,7 @@ func TestLostBindingStartsNothing(t *testing.T) {
 		t.Error("it starts after its contract has ended")
 	}
 	a.Close()
-	// A restarted server knows it from the record, even if the row lies.
+	// A restarted server knows it from the record, even if the row is wrong.
 	if b := f.start(command.Config{Contract: func(context.Context, string) (string, error) { return "", nil }}); starts(b) {
 		t.Error("it starts after a restart, without its contract")
 	} else if err := b.Bind(boxID, (&side{}).binding(parse(t, strings.Replace(job, "curl **", "wget **", 1)))); err == nil {
@@ -173,9 +173,10 @@ func TestLostBindingStartsNothing(t *testing.T) {
 	}
 }
 
-// TestTimeOfCommands: a process is killed at the end of its command's time, also when it
-// has gone on as another program, and the sandbox is stopped if that does not help.
-func TestTimeOfCommands(t *testing.T) {
+// TestCommandsEndWhenTheirTimeIsOver: a process is killed when the time of its command
+// is over, also if it has executed another program. If that fails, the sandbox is
+// stopped.
+func TestCommandsEndWhenTheirTimeIsOver(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	a := f.start(command.Config{})
 	a.SetKillTime(50 * time.Millisecond)
@@ -192,7 +193,7 @@ func TestTimeOfCommands(t *testing.T) {
 	}
 	starts(run(2, "sleep", "1"))
 	a.Exited(f.box(), sandbox.Exit{PID: 2, Time: time.Now()})
-	// The attack: it starts itself again, or another program, in the same process.
+	// The attack: it executes itself, or another program, in the same process.
 	starts(run(3, "sleep", "9"))
 	starts(run(3, "python3"))
 	until(t, "it is killed", func() bool { killed, _, _ := s.seen(); return len(killed) > 0 })
@@ -210,9 +211,9 @@ func TestTimeOfCommands(t *testing.T) {
 	}
 }
 
-// TestTimeOfAProcessThatGaveUp: a process that was killed while its start was judged has no
-// time that is over later, when its number is that of another one.
-func TestTimeOfAProcessThatGaveUp(t *testing.T) {
+// TestExitedProcessGetsNoTimeLimit: a process that was killed while its start was
+// judged gets no time limit, which would apply to a later process with the same PID.
+func TestExitedProcessGetsNoTimeLimit(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	a := f.start(command.Config{})
 	a.SetKillTime(time.Millisecond)
@@ -225,10 +226,10 @@ func TestTimeOfAProcessThatGaveUp(t *testing.T) {
 	a.Exited(f.box(), sandbox.Exit{PID: 2, Signal: 9, Code: 137, Time: time.Now()})
 	a.Limit(ctx, f.box(), 2, time.Minute)
 	if a.Timers(boxID) != 0 {
-		t.Error("it has a time")
+		t.Error("it has a time limit")
 	}
 	if !a.Exec(t.Context(), f.box(), run(2, "sleep", "9")) || a.Timers(boxID) != 1 {
-		t.Error("the next one of its number is refused, or has no time")
+		t.Error("the next process with its PID is refused, or has no time limit")
 	}
 }
 
@@ -244,15 +245,15 @@ const rules = `rules:
     reason: nobody is scanned from here
 `
 
-func TestRulesOnCommands(t *testing.T) {
+func TestRulesDecideOnCommands(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	starts := func(a *command.Admission, e sandbox.Exec) bool { return a.Exec(t.Context(), f.box(), e) }
-	// Rules about everything, and switches, say nothing about programs until a rule
-	// names them.
-	f.holds("rules:\n  - {id: all, then: deny}\n")
+	// Rules about all kinds, and switches, do not apply to programs until a rule names
+	// them.
+	f.setPolicy("rules:\n  - {id: all, then: deny}\n")
 	off := f.switched(oversight.ScopeProject, "")
 	if a := f.start(command.Config{}); !starts(a, run(2, "ls")) {
-		t.Error("a rule about everything stops every program")
+		t.Error("a rule about all kinds stops every program")
 	}
 	bound := f.start(command.Config{Dir: t.TempDir()})
 	if err := bound.Bind(boxID, (&side{}).binding(parse(t, job))); err != nil {
@@ -267,11 +268,11 @@ func TestRulesOnCommands(t *testing.T) {
 		t.Error("a switch for process.exec stops nothing")
 	}
 	off()
-	f.holds(rules)
+	f.setPolicy(rules)
 	a := f.start(command.Config{Hold: time.Millisecond})
 	long := run(3, "ls")
 	long.Cut = true
-	unclear := run(4, "/tmp/\xffnmap")
+	notUTF8 := run(4, "/tmp/\xffnmap")
 	for _, tt := range []struct {
 		name string
 		e    sandbox.Exec
@@ -283,7 +284,7 @@ func TestRulesOnCommands(t *testing.T) {
 		{"denied by a late argument", run(2, append([]string{"echo"}, append(strings.Split(strings.Repeat("x ", 5000), " "), "nmap")...)...), false},
 		{"asks", run(2, "git", "push"), false},
 		{"too long to be judged", long, false},
-		{"a name that is no text", unclear, false},
+		{"a name that is not UTF-8", notUTF8, false},
 	} {
 		if got := starts(a, tt.e); got != tt.want {
 			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
@@ -297,7 +298,7 @@ func TestRulesOnCommands(t *testing.T) {
 func TestApprovedCommandIsStartedOnce(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)
-		f.holds(rules)
+		f.setPolicy(rules)
 		servers := []*command.Admission{f.start(command.Config{Hold: time.Millisecond}), f.start(command.Config{Hold: time.Millisecond, Dir: t.TempDir()})}
 		ctx := t.Context()
 		push := func(pid int32, args ...string) sandbox.Exec {
@@ -334,7 +335,7 @@ func TestApprovedCommandIsStartedOnce(t *testing.T) {
 
 func TestHeldCommandGoesOnWhenApproved(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
-	f.holds(rules)
+	f.setPolicy(rules)
 	a := f.start(command.Config{})
 	ctx := t.Context()
 	asks := func(ctx context.Context, pid int32, args ...string) chan bool {
@@ -347,7 +348,7 @@ func TestHeldCommandGoesOnWhenApproved(t *testing.T) {
 	if !a.Exec(ctx, f.box(), run(3, "ls")) {
 		t.Error("a held start stops others")
 	}
-	// Two that are the same are one question. Each needs an approval of its own.
+	// Two identical starts ask one question. Each needs its own approval.
 	second := asks(ctx, 4)
 	f.answer(waits, true)
 	var got bool
@@ -378,14 +379,14 @@ func TestHeldCommandGoesOnWhenApproved(t *testing.T) {
 	waits = f.one()
 	cancel()
 	if <-third {
-		t.Error("who has given up starts")
+		t.Error("a process that gave up has started its program")
 	}
 	again := asks(ctx, 6, "origin")
 	f.answer(waits, true)
 	if !<-again {
 		t.Error("the approval does not hold for the same process after it asked again")
 	}
-	// The guest itself is not held: with it, everybody would wait.
+	// The guest itself is not held: everybody else would wait with it.
 	direct := run(8, "git", "push", "direct")
 	direct.Guest = true
 	if a.Exec(ctx, f.box(), direct) {
@@ -395,7 +396,7 @@ func TestHeldCommandGoesOnWhenApproved(t *testing.T) {
 	if !a.Exec(ctx, f.box(), direct) {
 		t.Error("what the guest starts is refused although it was approved")
 	}
-	// A switch refuses what is held, and what was approved before it.
+	// A switch refuses held starts, and those that were approved before it.
 	fourth := asks(ctx, 7, "main")
 	f.one()
 	off := f.switched(oversight.ScopeCapability, string(policy.KindExec))
@@ -419,10 +420,10 @@ func TestHeldCommandGoesOnWhenApproved(t *testing.T) {
 	}
 }
 
-// TestCommandFlood is the attacker's: a loop of programs asks a person a few times.
+// TestCommandFlood: an attacker's loop of starts asks a person only a few times.
 func TestCommandFlood(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
-	f.holds("rules:\n  - {id: all, kind: process.exec, then: ask}\n")
+	f.setPolicy("rules:\n  - {id: all, kind: process.exec, then: ask}\n")
 	a := f.start(command.Config{Hold: time.Millisecond})
 	for i := range 30 {
 		if a.Exec(t.Context(), f.box(), run(2, "ls", fmt.Sprint(i))) {
@@ -449,11 +450,11 @@ func TestCommandFlood(t *testing.T) {
 	wg.Wait()
 }
 
-// TestShowHidesNothing: a person sees each argument, and no argument looks like another
-// one or changes how the page reads.
+// TestShowHidesNothing: a person sees each argument. No argument can look like another
+// one or change how the page reads.
 func TestShowHidesNothing(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
-	f.holds("rules:\n  - {id: all, kind: process.exec, then: ask}\n")
+	f.setPolicy("rules:\n  - {id: all, kind: process.exec, then: ask}\n")
 	a := f.start(command.Config{Hold: time.Millisecond})
 	e := run(2, "python3", "-c", "print(1)\nargument 3: harmless\n\x1b[2J", "\u202egnp.exe", "a\xffb", "AKIAQWERTYUIOPASDFGH")
 	e.Fixed, e.Path = false, "/work/x\u200b"
@@ -477,6 +478,6 @@ func TestShowHidesNothing(t *testing.T) {
 	// What cannot be shown is not asked about.
 	e.Cut = true
 	if a.Exec(t.Context(), f.box(), e); len(f.waiting()) != 1 {
-		t.Error("a person is asked about a command that was cut")
+		t.Error("a person is asked about an incomplete command")
 	}
 }

@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	endInterval = 5 * time.Second    // between looks for sandboxes that have ended
-	lateTime    = 2 * time.Second    // after the end of a sandbox for which its last events may come
-	keepFor     = 7 * 24 * time.Hour // after the end for which a record is kept
+	endInterval = 5 * time.Second    // between checks for sandboxes that have ended
+	lateTime    = 2 * time.Second    // after the end of a sandbox, in which its last events may arrive
+	keepFor     = 7 * 24 * time.Hour // after the end of a sandbox, in which its record is kept
 	keepTotal   = 256 << 20          // bytes of all records of ended sandboxes
 )
 
-// Run closes the records of sandboxes that have ended, enters their counts in the audit,
-// and removes old ones, until ctx is done.
+// Run closes the records of sandboxes that have ended, enters their counts in the
+// audit, and removes old records, until ctx is done.
 func (a *Admission) Run(ctx context.Context) error {
 	t := time.NewTicker(endInterval)
 	defer t.Stop()
@@ -48,8 +48,8 @@ func (a *Admission) Run(ctx context.Context) error {
 	}
 }
 
-// closeEnded closes the records of sandboxes that have ended, also of those that ended
-// while no server ran.
+// closeEnded closes the records of sandboxes that have ended, including those that
+// ended while no server ran.
 func (a *Admission) closeEnded(ctx context.Context) error {
 	files, err := os.ReadDir(a.conf.Dir)
 	if err != nil {
@@ -75,8 +75,8 @@ func (a *Admission) closeEnded(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// closeOne closes the record of a sandbox if it has ended. Recorded says that its end is
-// in the audit already.
+// closeOne closes the record of a sandbox if it has ended. If recorded is set, its end
+// is in the audit already.
 func (a *Admission) closeOne(ctx context.Context, id string, recorded bool) error {
 	var project string
 	var ended int64
@@ -120,7 +120,8 @@ func (a *Admission) closeOne(ctx context.Context, id string, recorded bool) erro
 			return fmt.Errorf("record commands of sandbox %s: %w", id, err)
 		}
 	}
-	// After the audit: a crash in between enters the same counts a second time.
+	// Create this file after the audit entry: after a crash in between, the same counts
+	// are entered a second time.
 	f, err := os.OpenFile(partPath(a.conf.Dir, id, partEnd), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -159,7 +160,7 @@ func (a *Admission) prune(before time.Time, total int64) error {
 		o.size += st.Size()
 		if m[2] == partEnd {
 			o.ended = st.ModTime()
-			o.names = append(o.names, f.Name()) // the last that is removed
+			o.names = append(o.names, f.Name()) // removed last
 		} else {
 			o.names = slices.Insert(o.names, 0, f.Name())
 		}

@@ -8,16 +8,16 @@ import (
 	"postern/internal/connection"
 )
 
-// SetKillTime makes a process be given up after d.
+// SetKillTime sets how long a killed process may take to end.
 func (a *Admission) SetKillTime(d time.Duration) { a.killTime = d }
 
-// CloseEnded is one look of [Admission.Run].
+// CloseEnded is one iteration of [Admission.Run].
 var CloseEnded = (*Admission).closeEnded
 
 // Prune removes old records.
 var Prune = (*Admission).prune
 
-// Limit gives a process of a bound sandbox a time, as an allowed start does.
+// Limit sets the time limit of a process in a bound sandbox, as an allowed start does.
 func (a *Admission) Limit(ctx context.Context, who auth.Principal, pid int32, d time.Duration) {
 	a.mu.Lock()
 	l, b := a.ledgers[who.ID], a.bindings[who.ID]
@@ -25,7 +25,7 @@ func (a *Admission) Limit(ctx context.Context, who auth.Principal, pid int32, d 
 	a.limit(ctx, who, l, b, pid, d)
 }
 
-// Timers returns how many processes of a sandbox have a time.
+// Timers returns how many processes of a sandbox have a time limit.
 func (a *Admission) Timers(sandboxID string) int {
 	a.mu.Lock()
 	l := a.ledgers[sandboxID]
@@ -35,7 +35,7 @@ func (a *Admission) Timers(sandboxID string) int {
 	return len(l.timers)
 }
 
-// Close closes the files, as the end of the program does.
+// Close closes the files, as the end of the process does.
 func (a *Admission) Close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -53,5 +53,5 @@ var (
 
 const PartSize = partSize
 
-// Rules returns what has the rules in memory.
+// Rules returns the rules that a applies.
 func Rules(a *Admission) *connection.Admission { return a.rules }

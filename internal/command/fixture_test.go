@@ -48,7 +48,7 @@ func setup(t testing.TB, db *store.DB) *fixture {
 	return f
 }
 
-// server is a program on the fixture's database.
+// server returns the rules and the gate of one more server on the fixture's database.
 func (f *fixture) server() (*rulebook.Book, *oversight.Gate) {
 	book := rulebook.New(f.log, f.db)
 	gate := oversight.NewGate(f.log, f.db, book)
@@ -56,7 +56,8 @@ func (f *fixture) server() (*rulebook.Book, *oversight.Gate) {
 	return book, gate
 }
 
-// start returns the judge of a program on the fixture's database and directory.
+// start returns the admission of one more server on the fixture's database and
+// directory.
 func (f *fixture) start(c command.Config) *command.Admission {
 	f.t.Helper()
 	book, gate := f.server()
@@ -81,8 +82,8 @@ func (f *fixture) box() auth.Principal {
 	return auth.Principal{Kind: auth.Sandbox, ID: boxID, Project: f.owner.Project, Template: "base"}
 }
 
-// holds makes text the policy.
-func (f *fixture) holds(text string) {
+// setPolicy makes text the policy.
+func (f *fixture) setPolicy(text string) {
 	f.t.Helper()
 	a, err := f.book.Propose(f.t.Context(), f.gate, f.owner, rulebook.Change{Text: text})
 	if err != nil {
@@ -151,17 +152,17 @@ func (f *fixture) switched(scope oversight.Scope, target string) (off func()) {
 	}
 }
 
-// until waits for something to become so.
+// until waits until ok returns true.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("it has not come to be: %s", what)
+			t.Fatalf("timed out waiting until %s", what)
 		}
 	}
 }
 
-// run is a start of a program of the template.
+// run returns a start of a program of the template.
 func run(pid int32, args ...string) sandbox.Exec {
 	p := args[0]
 	if !strings.HasPrefix(p, "/") {
@@ -179,7 +180,7 @@ func parse(t testing.TB, text string) *contract.Contract {
 	return c
 }
 
-// A run's side of a binding.
+// A side records what a binding calls.
 type side struct {
 	mu         sync.Mutex
 	killed     []int32
@@ -215,7 +216,7 @@ func (s *side) seen() (killed []int32, stopped []string, violations []command.Vi
 	return s.killed, s.stopped, s.violations
 }
 
-// refresh has a read what is in force anew.
+// refresh makes a reload the rules in force.
 func (f *fixture) refresh(a *command.Admission) {
 	f.t.Helper()
 	ctx, cancel := context.WithCancel(f.t.Context())

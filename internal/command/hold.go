@@ -16,12 +16,13 @@ import (
 	"postern/internal/store"
 )
 
-// hold asks a person about a start and waits until they decide, the time to hold is over
-// or ctx is done. Allow means that it may be made once, now. It also returns the action.
-// Clause says that the contract asks, whatever the rules say.
+// hold asks a person about a start, and waits until they decide, the time to hold is
+// over or ctx is done. The verdict allow is for this one start. It also returns the ID
+// of the action. If clause is set, the contract requires the question, whatever the
+// rules say.
 func (a *Admission) hold(ctx context.Context, who auth.Principal, e *sandbox.Exec, s *Start, l *ledger, clause bool) (v policy.Verdict, action string) {
 	if e.Cut {
-		// A person approves what they have seen, and cannot see all of this.
+		// A person must see everything that they approve, and cannot see all of this.
 		return refused("a person decides on it, and its command line or its environment is too long to be shown"), ""
 	}
 	body, err := json.Marshal(s)
@@ -35,7 +36,8 @@ func (a *Admission) hold(ctx context.Context, who auth.Principal, e *sandbox.Exe
 	}
 	a.mu.Unlock()
 	if held >= maxHeld {
-		// The attack: code that starts programs until all that the kernel may ask is held.
+		// The attack: code starts programs until the kernel cannot hold any further
+		// start.
 		return refused(fmt.Sprintf("%d starts of this sandbox wait for a person already: try again once one is decided", maxHeld)), ""
 	}
 	defer func() {
@@ -45,18 +47,18 @@ func (a *Admission) hold(ctx context.Context, who auth.Principal, e *sandbox.Exe
 			delete(a.held, who.ID)
 		}
 	}()
-	patience := a.conf.Hold
+	holdTime := a.conf.Hold
 	if e.Guest {
-		// The guest starts it, and would wait with it: with one command held, nobody could
-		// reach the sandbox any more.
-		patience = 0
+		// The guest starts it and would be held with it: nobody could reach the sandbox
+		// any more while one command is held.
+		holdTime = 0
 	}
-	over := time.NewTimer(patience)
+	over := time.NewTimer(holdTime)
 	defer over.Stop()
 	t := time.NewTicker(pollInterval)
 	defer t.Stop()
 	for {
-		// Asked anew each time: a rule or a switch may have changed.
+		// Ask the rules each time: a rule or a switch may have changed.
 		if w := a.byRules(ctx, who, s); w.Effect == policy.Deny || w.Effect == policy.Allow && !clause {
 			return w, action
 		}
@@ -84,7 +86,7 @@ func (a *Admission) hold(ctx context.Context, who auth.Principal, e *sandbox.Exe
 			if v.Effect != "" {
 				return v, used
 			}
-			continue // another start has used it: ask anew
+			continue // another start has used it: ask again
 		case oversight.Scheduled, oversight.Pending, oversight.Approved, oversight.Executing:
 		case oversight.Denied, oversight.Failed, oversight.Cancelled, oversight.Unknown:
 			return denial(act), action
@@ -101,8 +103,8 @@ func (a *Admission) hold(ctx context.Context, who auth.Principal, e *sandbox.Exe
 // errUsed means that an approval was used for another start in the meantime.
 var errUsed = errors.New("the approval was used already")
 
-// use uses up the approval of a start. A verdict without effect means that another start
-// was faster.
+// use uses up the approval of a start. A verdict without effect means that another
+// start has used it.
 func (a *Admission) use(ctx context.Context, who auth.Principal, body []byte) (id string, v policy.Verdict) {
 	err := a.db.Update(ctx, func(tx *store.Tx) error {
 		act, err := a.last(ctx, tx, who, body)
@@ -112,11 +114,12 @@ func (a *Admission) use(ctx context.Context, who auth.Principal, body []byte) (i
 		case err != nil:
 			return err
 		}
-		// The attack: somebody who can write the database approves there.
+		// The attack: somebody who can write the database approves the action there.
 		if err := a.gate.Trusted(ctx, tx, &act); err != nil {
 			return err
 		}
-		// The insert is what makes it once: the key is the action. A start has no host.
+		// The insert makes the approval usable only once, because the action is the key.
+		// A start has no host.
 		fresh, err := tx.Changed(ctx, `insert into request_use (action_id, project_id, host, used_at) values ($1, $2, '', $3) on conflict (action_id) do nothing`,
 			act.ID, who.Project, store.Time(time.Now()))
 		if err != nil {
@@ -156,8 +159,8 @@ func denial(act oversight.Action) policy.Verdict {
 	return refused(act.ID + ": " + act.Verdict)
 }
 
-// action returns the action by which people are asked about a start: one that waits or
-// was decided a short while ago, or else a new one.
+// action returns the action that asks people about a start: one that waits or was
+// decided recently, or else a new one.
 func (a *Admission) action(ctx context.Context, who auth.Principal, s *Start, body []byte) (act oversight.Action, err error) {
 	err = a.db.View(ctx, func(tx *store.Tx) error {
 		act, err = a.last(ctx, tx, who, body)
@@ -192,9 +195,9 @@ func (a *Admission) action(ctx context.Context, who auth.Principal, s *Start, bo
 	return act, err
 }
 
-// last returns the newest action about a start that still counts, or
-// [store.ErrNotFound]. An approval that was used, or that was given before a kill switch
-// stopped it, does not count any more.
+// last returns the newest action about a start that still applies, or
+// [store.ErrNotFound]. An approval no longer applies once it was used, or once a kill
+// switch has stopped it.
 func (a *Admission) last(ctx context.Context, tx *store.Tx, who auth.Principal, body []byte) (oversight.Action, error) {
 	digest := sha256.Sum256(body)
 	var id string
@@ -207,17 +210,17 @@ func (a *Admission) last(ctx context.Context, tx *store.Tx, who auth.Principal, 
 	if err != nil {
 		return oversight.Action{}, err
 	}
-	counts := retryTime
+	validity := retryTime
 	if _, byPerson := act.Person(); act.State == oversight.Done || byPerson {
-		counts = PassTime
+		validity = PassTime
 	}
-	if !act.Settled.IsZero() && time.Since(act.Settled) > counts {
+	if !act.Settled.IsZero() && time.Since(act.Settled) > validity {
 		return oversight.Action{}, store.ErrNotFound
 	}
 	if act.State != oversight.Done {
 		return act, nil
 	}
-	// Turning a switch off restores nothing, also not what was approved before.
+	// Turning a switch off does not restore earlier approvals.
 	stopped, err := a.gate.StoppedSince(ctx, tx, who.Project, act.Request, act.Settled)
 	if err != nil {
 		return oversight.Action{}, err

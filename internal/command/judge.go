@@ -18,14 +18,14 @@ import (
 // guestProgram is the program that serves inside a sandbox.
 const guestProgram = "/usr/local/sbin/postern-guest"
 
-// A verdict is what is decided about one start.
+// A verdict is the decision on one start.
 type verdict struct {
-	allow  bool
-	why    string // of a refusal, or what allowed it; may be empty
-	action string // by which a person was asked; or empty
-	entry  int    // of the contract, -1 if none; a start of it is reserved if allow
-	time   time.Duration
-	broken bool // the contract does not allow it
+	allow    bool
+	why      string // why it is refused, or what allowed it; may be empty
+	action   string // that asked a person, or empty
+	entry    int    // index in the contract's Commands.Allow, -1 if none; if allow is set, one of its starts is reserved
+	time     time.Duration
+	violates bool // the contract does not allow it
 }
 
 func no(format string, args ...any) verdict {
@@ -37,18 +37,19 @@ func (a *Admission) Exec(ctx context.Context, who auth.Principal, e sandbox.Exec
 	l, err := a.ledger(who.ID)
 	if err != nil {
 		a.log.ErrorContext(ctx, "open record of commands", "sandbox", who.ID, "err", err)
-		// Whether it has a contract is not known from here: fail closed.
+		// It is unknown whether the sandbox has a contract: fail closed.
 		return false
 	}
 	b, err := a.bound(ctx, who, l)
 	if b != nil && e.Path == sandbox.StarterPath {
-		return true // it is not what is started: that comes next
+		return true // only the stub; the program that it executes is judged next
 	}
 	var v verdict
 	switch {
 	case guest(&e), err != nil && e.Path == guestProgram && e.UID == 0 && !l.wasBound():
-		// Before a sandbox with a contract is bound the guest boots in it, and nothing but the
-		// template's programs has run. Without this it could start from memory alone.
+		// The guest boots before its sandbox is bound to the contract. Until then only
+		// the template's programs have run. Without this exception, such a sandbox could
+		// start from a memory snapshot only.
 		v = verdict{allow: true, entry: -1, why: "the guest"}
 	case err != nil:
 		v = no("%v", err)
@@ -64,40 +65,42 @@ func (a *Admission) Exec(ctx context.Context, who auth.Principal, e sandbox.Exec
 		line.Entry = &v.entry
 	}
 	if v.allow && v.time > 0 && b != nil {
-		// Before the answer, so that the exit of a program that ends at once finds it.
+		// Set the limit before the answer, so that the exit of a program that ends at
+		// once removes it.
 		a.limit(ctx, who, l, b, e.PID, v.time)
 	}
 	if err := l.append(&line); err != nil {
 		a.log.ErrorContext(ctx, "record command", "sandbox", who.ID, "err", err)
 		if b != nil {
-			// The attack: the disk is filled first, so that what follows is on no record.
+			// The attack: code fills the disk first, so that what it starts is not
+			// recorded.
 			b.tell(e.PID, Unrecorded, "the record of commands cannot be written: nothing is started")
 			return false
 		}
 	}
-	if b != nil && v.broken {
+	if b != nil && v.violates {
 		b.tell(e.PID, Refused, brief(&e)+": "+v.why)
 	}
 	return v.allow
 }
 
-// guest reports whether the guest starts its own program again, which serves the sandbox
-// and is no command of its contract. Nothing else in a sandbox can use this: the file is
-// mounted there, and the process was the guest until now. In a bound sandbox neither is in
-// the view of the run's processes, which are never root.
+// guest reports whether the guest executes its own program, which serves the sandbox
+// and is not a command of the contract. Nothing else in a sandbox can pass for it: the
+// file is mounted there, and the process was the guest until now. In a bound sandbox
+// the processes of the run see neither, and are never root.
 func guest(e *sandbox.Exec) bool {
 	return e.Guest && e.Path == guestProgram && e.UID == 0
 }
 
-func (b *binding) tell(pid int32, what Trespass, text string) {
+func (b *binding) tell(pid int32, what ViolationKind, text string) {
 	if b.Violated != nil {
 		b.Violated(Violation{Time: time.Now(), PID: pid, What: what, Text: text})
 	}
 }
 
-// bound returns the binding of a sandbox, nil if it has no contract. An error means that
-// it has one and is not bound, for example after a restart of the server, or that this
-// is not known.
+// bound returns the binding of a sandbox, or nil if it has no contract. An error means
+// that it has a contract and is not bound, for example after a restart of the server,
+// or that this is unknown.
 func (a *Admission) bound(ctx context.Context, who auth.Principal, l *ledger) (*binding, error) {
 	a.mu.Lock()
 	b := a.bindings[who.ID]
@@ -106,25 +109,25 @@ func (a *Admission) bound(ctx context.Context, who auth.Principal, l *ledger) (*
 		return b, nil
 	}
 	l.mu.Lock()
-	owed, asked := cmp.Or(l.state.Contract, l.owed), l.asked
+	expected, known := cmp.Or(l.state.Contract, l.expected), l.known
 	l.mu.Unlock()
-	if owed == "" && !asked {
+	if expected == "" && !known {
 		var err error
-		if owed, err = a.conf.Contract(ctx, who.ID); err != nil {
+		if expected, err = a.conf.Contract(ctx, who.ID); err != nil {
 			a.log.ErrorContext(ctx, "read contract of sandbox", "sandbox", who.ID, "err", err)
-			return nil, errors.New("whether the sandbox has a contract cannot be read at the moment: nothing is started")
+			return nil, errors.New("it is unknown at the moment whether the sandbox has a contract: nothing is started")
 		}
 		l.mu.Lock()
-		l.owed, l.asked = owed, true
+		l.expected, l.known = expected, true
 		l.mu.Unlock()
 	}
-	if owed != "" {
-		return nil, fmt.Errorf("the sandbox has the contract %s, which is not in force any more: nothing is started", owed)
+	if expected != "" {
+		return nil, fmt.Errorf("the sandbox has the contract %s, which is not in force any more: nothing is started", expected)
 	}
 	return nil, nil
 }
 
-// judge decides about a start.
+// judge decides on a start.
 func (a *Admission) judge(ctx context.Context, who auth.Principal, e *sandbox.Exec, l *ledger, b *binding) verdict {
 	v := verdict{allow: true, entry: -1}
 	s := start(who, e, b)
@@ -133,16 +136,16 @@ func (a *Admission) judge(ctx context.Context, who auth.Principal, e *sandbox.Ex
 		m := b.Contract.Start(contract.Started{Path: e.Path, Name: e.Name, Dir: e.Dir, Args: e.Args, Fixed: e.Fixed, Cut: e.Cut})
 		if !m.Allowed {
 			v = no("the contract does not allow it: %s", m.Why)
-			v.broken = true
+			v.violates = true
 			return v
 		}
-		if m.Index < 0 || m.Index >= len(b.Contract.Commands.Allow) { // unreachable: a match is of an entry
+		if m.Index < 0 || m.Index >= len(b.Contract.Commands.Allow) { // unreachable: every match has an entry
 			return no("the contract does not allow it")
 		}
 		c := b.Contract.Commands.Allow[m.Index]
 		if !l.reserve(m.Index, c.Max) {
-			v = no("the contract allows %d starts of %q, and they were made", c.Max, c.Run)
-			v.broken = true
+			v = no("the contract allows %d starts of %q, and all of them were used", c.Max, c.Run)
+			v.violates = true
 			return v
 		}
 		v.entry, v.time, ask = m.Index, time.Duration(c.Time), m.Ask
@@ -161,12 +164,13 @@ func (a *Admission) judge(ctx context.Context, who auth.Principal, e *sandbox.Ex
 	return v
 }
 
-// byRules returns what switches and policy say about a start, without waiting.
+// byRules returns the verdict of switches and policy about a start, without waiting.
 //
-// Both count in a sandbox that is bound by a contract. In others they count once a rule
-// names the kind process.exec, or a switch stops it: else a rule about everything,
-// written about mail, would have a person asked about each program, and a switch that
-// stops what leaves a project would stop every shell in it, from which nothing leaves.
+// Both always apply to a sandbox that is bound by a contract. To other sandboxes they
+// apply only if a rule names the kind process.exec, or a switch stops it. Otherwise a
+// rule about all kinds, written for mail, would ask a person about each program, and a
+// switch that stops what leaves a project would stop every shell in it, although a
+// shell sends nothing.
 func (a *Admission) byRules(ctx context.Context, who auth.Principal, s *Start) policy.Verdict {
 	f, err := a.rules.InForce(ctx, who.Project)
 	if err != nil {
@@ -189,7 +193,7 @@ func (a *Admission) byRules(ctx context.Context, who auth.Principal, s *Start) p
 		return policy.Verdict{Effect: policy.Allow}
 	}
 	if s.cut {
-		// The attack: so many arguments that the one which a rule is about is not seen.
+		// The attack: so many arguments that the one which a rule denies is cut off.
 		return refused("its command line or its environment is longer than the rules about commands can judge")
 	}
 	v, matched := f.Policy.Match(r)
@@ -204,11 +208,11 @@ func refused(reason string) policy.Verdict {
 }
 
 // limit ends the process of a start when its time is over. A process keeps the limit of
-// its first start when it goes on as another program. The attack: a program that starts
-// itself again in its own process just before its time is over.
+// its first start when it executes another program. The attack: a program executes
+// itself again just before its time is over.
 //
-// Ctx is the question's. If the process does not wait any more it may have exited already,
-// and nothing would take the limit back: another process could get its number.
+// ctx is that of the kernel's question. Once it is done, the process may have exited,
+// and nothing would remove the limit before another process gets its number.
 func (a *Admission) limit(ctx context.Context, who auth.Principal, l *ledger, b *binding, pid int32, d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -277,7 +281,8 @@ func (a *Admission) Missed(who auth.Principal, n uint64) {
 	}
 }
 
-// note writes a line about what has happened, after then, which may be nil.
+// note records an event. If then is not nil, it is called first, with the ledger
+// locked.
 func (a *Admission) note(who auth.Principal, e *line, then func(*ledger)) {
 	l, err := a.ledger(who.ID)
 	if err == nil {

@@ -23,9 +23,9 @@ const (
 	maxLine  = 64 << 10  // bytes of the longest line that is read
 )
 
-// The files of a record, in the order of their lines. The first is kept to the end: a
-// program that starts others until the record is full does not hide how it began. Lines
-// between the first and the older file are counted and in the digest, and not kept.
+// The files of a record, in the order of their lines. The first one is never removed,
+// so that a program cannot hide how it began by filling the record. Lines between the
+// first and the older file are not kept, but are in the counts and the digest.
 const (
 	partFirst = ".first"
 	partOlder = ".older"
@@ -45,9 +45,9 @@ func partPath(dir, id, part string) string { return filepath.Join(dir, id+".comm
 
 // A ledger writes the record of one sandbox.
 //
-// Lines are appended whole and then answered, so that after a crash of the server at
-// most the last line is incomplete, and nobody has its answer: the kernel asks again. A
-// crash of the machine loses the sandbox as well.
+// Each line is written before its answer is sent. So after a crash of the server at
+// most the last line is incomplete, and the kernel, which has no answer to it, asks
+// again. A crash of the machine also ends the sandbox.
 type ledger struct {
 	dir, id string
 
@@ -58,13 +58,14 @@ type ledger struct {
 	sum    hash.Hash
 	failed bool // a line could not be written
 	timers map[int32]*time.Timer
-	// owed is the contract of a sandbox that is not bound; asked says that it is known.
-	owed  string
-	asked bool
+	// expected is the contract of a sandbox that is not bound; known means that it was
+	// looked up.
+	expected string
+	known    bool
 }
 
-// openLedger opens the record of a sandbox, which may exist, and mends what a crash
-// has left.
+// openLedger opens the record of a sandbox, which may exist, and repairs it after a
+// crash.
 func openLedger(dir, id string) (*ledger, error) {
 	if !idPattern().MatchString(id) {
 		return nil, fmt.Errorf("sandbox %q has no valid ID", id)
@@ -142,8 +143,8 @@ func (l *ledger) appendLocked(e *line) (err error) {
 	}
 	n, err := l.file.Write(b)
 	if err != nil {
-		// The attack: the disk is filled until a line fits by half. The next line must
-		// not stand behind it.
+		// The attack: code fills the disk so that only half of a line fits. Remove that
+		// half before the next line.
 		return errors.Join(err, l.file.Truncate(l.size))
 	}
 	l.size += int64(n)
@@ -200,8 +201,8 @@ func (l *ledger) bind(contract string, now time.Time) error {
 	return l.appendLocked(&line{What: lineBind, Time: now.UnixMicro(), Contract: contract})
 }
 
-// reserve takes one start of an entry that allows at most so many, 0 for any number.
-// The attack: starts at the same time, each of which sees that one is left.
+// reserve counts one start of an entry, unless it has had most already; 0 means no
+// limit. The attack: concurrent starts that each see that one is left.
 func (l *ledger) reserve(entry, most int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -215,15 +216,16 @@ func (l *ledger) reserve(entry, most int) bool {
 	return true
 }
 
-// release gives back a start that was not made.
+// release takes back a start that was not made.
 func (l *ledger) release(entry int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.state.Used[entry]--
 }
 
-// errHeadless means that a further file lacks its first line.
-var errHeadless = errors.New("the file of a record has no beginning")
+// errHeadless means that a file has no complete line. If it is not the first file, its
+// head is missing.
+var errHeadless = errors.New("the file of a record has no complete line")
 
 // foldFile returns the state after the lines of a file, and how many bytes of it are
 // whole lines.
@@ -262,21 +264,22 @@ func foldFile(path string) (s state, sum hash.Hash, whole int64, err error) {
 		return nil
 	})
 	if err == nil && first {
-		// Without a line it may be a further file whose head was not written any more.
+		// Without a line it may be a later file whose head was not written before a
+		// crash.
 		err = errHeadless
 	}
 	return s, sum, whole, err
 }
 
-// eachLine calls do with each whole line of r, with its end. The line is nil where it
-// cannot be read. It returns how many bytes the whole lines have.
+// eachLine calls do with each complete line of r, including its line end. l is nil if
+// the line cannot be parsed. It returns the size of all complete lines, in bytes.
 func eachLine(r io.Reader, do func(raw []byte, l *line) error) (whole int64, err error) {
 	in := bufio.NewReaderSize(io.LimitReader(r, 2*partSize), maxLine)
 	for {
 		raw, err := in.ReadSlice('\n')
 		switch {
 		case errors.Is(err, io.EOF):
-			return whole, nil // without its end, after a crash
+			return whole, nil // incomplete, after a crash
 		case errors.Is(err, bufio.ErrBufferFull):
 			return whole, errors.New("a line is too long")
 		case err != nil:

@@ -20,15 +20,15 @@ const (
 	maxWhy  = 500     // bytes of a reason
 )
 
-// What a line of a record says.
+// The kinds of lines of a record.
 const (
-	lineHead   = "head"   // the state at the beginning of a further file; no event, and not in the digest
+	lineHead   = "head"   // the state at the beginning of a later file; not an event, and not in the digest
 	lineBind   = "bind"   // the sandbox was bound to a contract
 	lineHeld   = "held"   // a start waits for a person
 	lineStart  = "start"  // a start was allowed
 	lineRefuse = "refuse" // a start was refused
 	lineExit   = "exit"   // a process ended
-	lineOpen   = "open"   // a file was opened for writing, or was tried to
+	lineOpen   = "open"   // a program opened a file for writing, or tried to
 	lineMissed = "missed" // events were lost
 )
 
@@ -42,8 +42,8 @@ type line struct {
 	Name   string   `json:"name,omitempty"` // where it differs from Path
 	Dir    string   `json:"dir,omitempty"`
 	Args   []string `json:"args,omitempty"`
-	// Digest is the SHA-256 of the arguments, each with a zero byte after it, where Args
-	// is not exactly what they were: cut, masked or not valid UTF-8.
+	// Digest is the SHA-256 of the arguments, each followed by a zero byte, if Args
+	// differs from them: cut, masked or not valid UTF-8.
 	Digest string `json:"args_sha256,omitempty"`
 	SHA256 string `json:"sha256,omitempty"` // of the program's file
 	Fixed  bool   `json:"fixed,omitempty"`
@@ -51,20 +51,20 @@ type line struct {
 	Cut    bool   `json:"cut,omitempty"`
 	Why    string `json:"why,omitempty"`
 	Action string `json:"action,omitempty"`
-	Entry  *int   `json:"entry,omitempty"` // of the contract's Commands.Allow
+	Entry  *int   `json:"entry,omitempty"` // index in the contract's Commands.Allow
 
 	Code   int `json:"code,omitempty"`
 	Signal int `json:"signal,omitempty"`
 
-	Err int `json:"err,omitempty"` // number of the error of an open
+	Err int `json:"err,omitempty"` // errno of an open
 
-	N        uint64 `json:"n,omitempty"`        // of lost events
+	N        uint64 `json:"n,omitempty"`        // number of lost events
 	Contract string `json:"contract,omitempty"` // "name@sha256:…"
 
 	State *state `json:"state,omitempty"` // of a head
 }
 
-// encode returns l as a line with its end.
+// encode returns l with its line end.
 func (l *line) encode() ([]byte, error) {
 	b, err := json.Marshal(l)
 	if err != nil {
@@ -73,8 +73,8 @@ func (l *line) encode() ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// startLine returns the line of a start. The environment is never part of it: it has
-// keys and placeholders of keys.
+// startLine returns the line of a start. The environment is never part of it, because
+// it has secrets and placeholders of secrets.
 func startLine(e *sandbox.Exec) line {
 	l := line{
 		Time: e.Time.UnixMicro(), PID: e.PID, Parent: e.Parent, Path: kept(e.Path, maxText), Dir: kept(e.Dir, maxText),
@@ -93,8 +93,8 @@ func startLine(e *sandbox.Exec) line {
 	return l
 }
 
-// keptArgs returns the arguments as the record has them, and a digest where that is not
-// exactly what they were.
+// keptArgs returns the arguments as the record has them, and their digest if they
+// differ from args.
 func keptArgs(args []string) (out []string, digest string) {
 	room, exact := maxArgs, true
 	for _, arg := range args {
@@ -107,15 +107,15 @@ func keptArgs(args []string) (out []string, digest string) {
 		exact = exact && k == arg
 		out = append(out, k)
 	}
-	// A secret may be written over two arguments: --password VALUE.
+	// A secret may span two arguments: --password VALUE.
 	if joined := strings.Join(out, "\n"); leak.Redact(joined) != joined {
 		exact = false
 		for i, arg := range out {
 			out[i] = leak.Redact(arg)
 		}
 		if again := leak.Redact(strings.Join(out, "\n")); again != strings.Join(out, "\n") {
-			// The line ends are inside of what is masked: the words cannot be told apart
-			// any more.
+			// The masked text contains line ends, so the arguments can no longer be
+			// separated.
 			out = []string{out[0], again}
 		}
 	}
@@ -130,7 +130,7 @@ func keptArgs(args []string) (out []string, digest string) {
 	return out, digest
 }
 
-// kept returns at most so many bytes of a text of the sandbox, as valid UTF-8.
+// kept returns the first most bytes of a text from the sandbox, as valid UTF-8.
 func kept(s string, most int) string {
 	if len(s) > most {
 		s = extract.Cut(s[:most], most) + "…"
@@ -146,7 +146,7 @@ func program(l *line) string {
 	return path.Base(l.Path)
 }
 
-// A state is what is known of a record besides its lines.
+// A state is the summary of a record's lines.
 type state struct {
 	Lines    uint64            `json:"lines"`
 	Started  uint64            `json:"started"`
@@ -159,7 +159,7 @@ type state struct {
 	Contract string            `json:"contract,omitempty"`
 	Programs map[string]uint64 `json:"programs,omitempty"` // starts by name; at most maxPrograms
 	Used     map[int]int       `json:"used,omitempty"`     // starts by entry of the contract
-	Sum      []byte            `json:"sum,omitempty"`      // the digest's state
+	Sum      []byte            `json:"sum,omitempty"`      // the state of the digest
 }
 
 const (
@@ -167,13 +167,13 @@ const (
 	otherPrograms = "(other)"
 )
 
-// count counts l.
+// count adds l to the counts.
 func (s *state) count(l *line) {
 	s.Lines++
 	switch l.What {
 	case lineBind:
 		if s.Contract == "" {
-			// What was before is the template's: its services, which are being ended.
+			// Earlier events are those of the template's services, which are being ended.
 			*s = state{Lines: s.Lines, Missed: s.Missed, Broken: s.Broken}
 		}
 		s.Contract = l.Contract

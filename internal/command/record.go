@@ -12,35 +12,36 @@ import (
 	"postern/internal/store"
 )
 
-// Verdict says what became of a start.
+// A Verdict is the decision on a start.
 type Verdict string
 
 // The verdicts.
 const (
 	Allowed  Verdict = "allowed"
 	Denied   Verdict = "refused"
-	Awaiting Verdict = "held" // a person is asked; or the process gave up meanwhile
+	Awaiting Verdict = "held" // a person was asked and has not decided, or the process gave up
 )
 
-// A Record says which programs were started in a sandbox, as its kernel and this server
-// saw it. Texts are the sandbox's: valid UTF-8, hostile otherwise. Of a sandbox with a
-// contract the counts and lists begin when it was bound; Lines and SHA256 cover all.
+// A Record lists the programs that were started in a sandbox, as its kernel and this
+// server saw them. Texts come from the sandbox: they are valid UTF-8, and otherwise
+// hostile. For a sandbox with a contract, the counts and lists begin when it was bound;
+// Lines and SHA256 cover everything.
 type Record struct {
 	Sandbox  string
-	Contract string // that it was bound by, "name@sha256:…"; or empty
+	Contract string // that binds it, "name@sha256:…", or empty
 
 	Started, Refused, Held, Exited, Opened uint64
 	// Missed is how many events were lost.
 	Missed   uint64
-	Programs map[string]uint64 // starts by the name of the program's file; the rest is under "(other)"
+	Programs map[string]uint64 // number of starts by the name of the program's file; the rest is under "(other)"
 
-	// Lines is how many events the record has had, and SHA256 the digest of all their
-	// lines in hexadecimal, also of those that are not kept any more.
+	// Lines is the number of recorded events. SHA256 is the digest of all their lines,
+	// in hexadecimal, including those that are no longer kept.
 	Lines  uint64
 	SHA256 string
-	// Complete says that every event of the sandbox is in the counts and the digest.
+	// Complete means that every event of the sandbox is in the counts and the digest.
 	Complete bool
-	// Dropped is how many lines, from the middle, are not kept any more.
+	// Dropped is the number of lines in the middle that are no longer kept.
 	Dropped uint64
 
 	Commands []Command // the first and the newest, in the order of their starts
@@ -53,22 +54,22 @@ type Command struct {
 	Time    time.Time
 	PID     int32
 	Parent  int32
-	Path    string // of the file, after symbolic links; empty if it has no name
+	Path    string // of the file, with symbolic links resolved; empty if it has no name
 	Name    string // as the caller wrote it
 	Dir     string
 	Args    []string // bounded, secrets masked
 	Exact   bool     // Args is exactly what the program got
-	Digest  string   // SHA-256 of the arguments, each with a zero byte after it, in hexadecimal; empty if Exact
+	Digest  string   // SHA-256 of the arguments, each followed by a zero byte, in hexadecimal; empty if Exact
 	SHA256  string   // of the file, in hexadecimal; empty if not known
 	Fixed   bool     // the file is the template's
 	UID     uint32
 	Verdict Verdict
-	Why     string // of a refusal, or who approved it; may be empty
-	Action  string // by which a person was asked; or empty
-	Entry   int    // of the contract's commands.allow that allowed it; -1 if none
+	Why     string // why it was refused, or who approved it; may be empty
+	Action  string // that asked a person, or empty
+	Entry   int    // index in the contract's Commands.Allow; -1 if none
 
 	Exited bool      // its end is in the record
-	Became bool      // the process went on as another program, the next Command of this PID
+	Became bool      // the process executed another program, the next Command of this PID
 	Ended  time.Time // zero unless Exited or Became
 	Code   int       // exit code, if Exited
 	Signal int       // that ended it; 0 if none
@@ -82,12 +83,12 @@ func (c *Command) Duration() time.Duration {
 	return max(0, c.Ended.Sub(c.Time))
 }
 
-// An Opened is a file that was opened for writing, or was tried to.
+// An Opened is an attempt to open a file for writing.
 type Opened struct {
 	Time time.Time
 	PID  int32
 	Path string
-	Err  int // number of the error; 0 means success
+	Err  int // errno; 0 means success
 }
 
 // readRecord reads the record of a sandbox.
@@ -104,7 +105,7 @@ func readRecord(dir, id string) (Record, error) {
 		case errors.Is(err, fs.ErrNotExist):
 			continue
 		case errors.Is(err, errHeadless):
-			// Nothing is in it yet, or a crash came before its head was written.
+			// It has no line yet, or a crash came before its head was written.
 			found = true
 			continue
 		case err != nil:
@@ -143,7 +144,7 @@ func readRecord(dir, id string) (Record, error) {
 	return r, nil
 }
 
-// A builder puts the lines of a record together.
+// A builder assembles the lines of a record into a [Record].
 type builder struct {
 	record  *Record
 	running map[int32]int  // by PID: index in Commands
@@ -210,7 +211,7 @@ func (b *builder) start(l *line, at time.Time) {
 	b.note(c, len(b.record.Commands)-1)
 }
 
-// note keeps which program a process runs.
+// note remembers which program a process runs.
 func (b *builder) note(c Command, i int) {
 	if c.Verdict != Allowed {
 		return

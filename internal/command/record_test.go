@@ -17,7 +17,7 @@ import (
 	"postern/internal/storetest"
 )
 
-func TestRecordSaysWhatRan(t *testing.T) {
+func TestRecordListsWhatRan(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	a := f.start(command.Config{})
 	ctx, at := t.Context(), time.Now().Truncate(time.Microsecond)
@@ -30,7 +30,7 @@ func TestRecordSaysWhatRan(t *testing.T) {
 	a.Opened(f.box(), sandbox.Open{PID: 2, Path: "/work/out\n.csv", Time: at})
 	a.Opened(f.box(), sandbox.Open{PID: 2, Path: "/etc/passwd", Err: 13, Time: at})
 	a.Exited(f.box(), sandbox.Exit{PID: 2, Code: 3, Time: at.Add(3 * time.Second)})
-	a.Exited(f.box(), sandbox.Exit{PID: 77, Time: at}) // was not started here: a child that started nothing
+	a.Exited(f.box(), sandbox.Exit{PID: 77, Time: at}) // a forked child that executed nothing
 	r, err := a.Record(ctx, boxID)
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func TestRecordSaysWhatRan(t *testing.T) {
 }
 
 // TestRecordSurvivesCrashes: the server is killed in the middle of a line, and between
-// the steps by which a file becomes another one.
+// the steps of a rotation.
 func TestRecordSurvivesCrashes(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	ctx := t.Context()
@@ -180,9 +180,9 @@ func TestDigestCoversEveryLine(t *testing.T) {
 	}
 }
 
-// TestEndOfRecord: when a sandbox has ended, its counts are in the audit, once, and its
-// record goes some days later.
-func TestEndOfRecord(t *testing.T) {
+// TestEndedRecordsAreAuditedAndRemoved: when a sandbox has ended, its counts are
+// entered in the audit once, and its record is removed some days later.
+func TestEndedRecordsAreAuditedAndRemoved(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	ctx := t.Context()
 	row := func(ended time.Time) {
@@ -243,7 +243,7 @@ func TestEndOfRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := a.Record(ctx, boxID); err != nil {
-		t.Errorf("the record went too early: %v", err)
+		t.Errorf("the record was removed too early: %v", err)
 	}
 	if err := command.Prune(a, time.Now().Add(time.Hour), 1<<20); err != nil {
 		t.Fatal(err)
@@ -253,7 +253,7 @@ func TestEndOfRecord(t *testing.T) {
 	}
 }
 
-// FuzzRecord reads files that hold what a sandbox, or a crash, has made of them.
+// FuzzRecord reads files with any contents that a sandbox or a crash could cause.
 func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"e":"start","t":1,"pid":2,"path":"/bin/ls","args":["ls"],"entry":0}`+"\n"), []byte(`{"e":"head","t":1,"state":{"lines":1}}`+"\n"))
 	f.Add([]byte(`{"e":"held","t":1,"pid":2,"action":"act_1"}`+"\n"+`{"e":"refuse","t":1,"pid":2,"action":"act_1"}`), []byte("\n\n{}\n[1]\n\"x\"\nnull\n"))
@@ -272,8 +272,8 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// FuzzQuote: a quoted word is one line without characters that nobody sees, and two
-// words never look the same.
+// FuzzQuote: a quoted word is one line without invisible characters, and different
+// words are quoted differently.
 func FuzzQuote(f *testing.F) {
 	f.Add([]byte("a"), []byte("'a'"))
 	f.Add([]byte(`\n`), []byte("\n"))
@@ -290,7 +290,7 @@ func FuzzQuote(f *testing.F) {
 	})
 }
 
-// BenchmarkExec is what the judge and the record add to each start.
+// BenchmarkExec measures what the decision and the record add to each start.
 func BenchmarkExec(b *testing.B) {
 	f := setup(b, storetest.SQLite(b))
 	a := f.start(command.Config{})
