@@ -51,6 +51,6 @@ func (d *daemon) buildRuns(key []byte, templates *template.Cache) error {
 		return err
 	}
 	d.gate.Handle(policy.KindRun, d.runs)
-	d.gate.Bound(d.runs.MostMail)
+	d.gate.Bound(d.runs.LimitMail)
 	return nil
 }

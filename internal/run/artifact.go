@@ -25,11 +25,11 @@ import (
 
 const (
 	maxArtifacts     = 100       // files of one run
-	maxArtifact      = 64 << 20  // bytes of the largest, whatever a contract says: it is in memory while it is read
+	maxArtifact      = 64 << 20  // bytes of one file, whatever the contract says, because it is read into memory
 	maxArtifactBytes = 256 << 20 // bytes of all files of one run
 	defaultArtifact  = 16 << 20  // bytes, where the contract has no size
 	maxArtifactPath  = 512       // bytes of a path; the attack: names of 4 KiB, which no page can show
-	maxFindings      = 40        // that are kept of one file
+	maxFindings      = 40        // that are kept for one file
 )
 
 // The types of artifacts in contracts; see [contract.Artifact].
@@ -39,16 +39,16 @@ const (
 	typeMarkdown = "markdown"
 )
 
-// The findings of this package beside those of package leak.
+// The flags of this package, in addition to those of package leak.
 const (
 	flagProgram = "program" // machine code or a script, where any type is allowed
-	flagType    = "type"    // the content is not what was promised: never released
+	flagType    = "type"    // the content is not of the promised type; never released
 )
 
-// shownPath returns a path for people, for records and for the statement: as it is if
-// every character can be seen, else escaped as in Go. Two paths never become the same.
-// The attacks: line ends, bytes that are no UTF-8, and marks that reverse the direction
-// of text, in names that a person approves.
+// shownPath returns a path for people, for records and for the statement: unchanged if
+// all its characters are visible, else escaped as in Go. Different paths stay
+// different. The attacks: line breaks, invalid UTF-8 and bidirectional controls in
+// names that a person approves.
 func shownPath(p string) string {
 	plain := utf8.ValidString(p) && !strings.ContainsFunc(p, func(r rune) bool {
 		return r == '\\' || r == utf8.RuneError || !unicode.IsGraphic(r) || extract.Unseen(r) || unicode.Is(unicode.Zs, r) && r != ' '
@@ -60,8 +60,8 @@ func shownPath(p string) string {
 	return q[1 : len(q)-1]
 }
 
-// downloadName returns a name under which a file can be saved anywhere: the last part
-// of its path, of letters, digits, dots, dashes and underscores.
+// downloadName returns a file name that is safe on every system: the base name of p,
+// with only letters, digits, dots, dashes and underscores.
 func downloadName(p string, n int) string {
 	name := strings.Map(func(r rune) rune {
 		switch {
@@ -70,7 +70,8 @@ func downloadName(p string, n int) string {
 		}
 		return '_'
 	}, path.Base(strings.ToValidUTF8(p, "_")))
-	// A name that begins with a dot is hidden, one with a dash is an option.
+	// A name that begins with a dot is hidden, and one that begins with a dash is taken
+	// for an option.
 	if name = strings.TrimLeft(name, ".-"); strings.Trim(name, "._-") == "" {
 		return "artifact-" + strconv.Itoa(n)
 	}
@@ -89,8 +90,8 @@ func downloadName(p string, n int) string {
 	return name
 }
 
-// mediaType returns the type of a download by what the contract promised. Nothing of it
-// is ever a type that a browser would run.
+// mediaType returns the media type of a download for a promised type. It is never one
+// that a browser would execute.
 func mediaType(promised string) string {
 	switch promised {
 	case typeCSV:
@@ -109,12 +110,12 @@ func mediaType(promised string) string {
 	return "application/octet-stream"
 }
 
-// fits reports whether data is what a contract promised, and what it is. Why says what
-// is wrong.
+// fits compares data with the type that a contract promises. It returns the type of the
+// content and, if the two differ, why.
 func fits(promised string, data []byte) (found, why string) {
 	found = extract.Sniff(data)
 	no := func() (string, string) {
-		return found, fmt.Sprintf("the contract promises %s, and the content is %s", promised, article(found))
+		return found, fmt.Sprintf("the contract promises %s, but the content is %s", promised, article(found))
 	}
 	isText := found == extract.TypeText || found == extract.TypeHTML || found == extract.TypeJSON
 	switch promised {
@@ -125,12 +126,12 @@ func fits(promised string, data []byte) (found, why string) {
 			return no()
 		}
 	case typeCSV:
-		// One value of JSON, or a page, is a table of one column to a lenient reader.
+		// A lenient parser reads a JSON value, or an HTML page, as a table of one column.
 		if found != extract.TypeText {
 			return no()
 		}
 		if err := table(data); err != nil {
-			return found, "the contract promises csv, and the content is no table: " + err.Error()
+			return found, "the contract promises csv, but the content is not a table: " + err.Error()
 		}
 		return typeCSV, ""
 	default:
@@ -141,7 +142,7 @@ func fits(promised string, data []byte) (found, why string) {
 	return found, ""
 }
 
-// article returns a type as it stands in a sentence.
+// article returns the name of a type for use in a sentence.
 func article(found string) string {
 	switch found {
 	case extract.TypeEmpty:
@@ -153,7 +154,7 @@ func article(found string) string {
 	case extract.TypePacked:
 		return "a packed file"
 	case extract.TypeBinary:
-		return "binary data of no known type, or has something else behind its end"
+		return "binary data of an unknown type, or followed by other data"
 	}
 	return found
 }
@@ -184,7 +185,7 @@ func table(data []byte) error {
 	}
 }
 
-// A scanned file is what is known of a file that may leave.
+// A scanned is the result of scanning a file that may leave.
 type scanned struct {
 	found    string // its type by content
 	refused  string // why it never leaves; else empty
@@ -192,10 +193,10 @@ type scanned struct {
 	findings []string // for people, bounded, secrets masked
 }
 
-// sentinel is the form of the texts that stand for secrets in sandboxes.
+// sentinel matches the placeholders of secrets in sandboxes.
 var sentinel = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`pst_[a-z2-7]{40}`) })
 
-// scan reads a file as mail is read before it leaves.
+// scan checks a file as an attachment is checked before mail leaves.
 func scan(a contract.Artifact, name string, data []byte) scanned {
 	var s scanned
 	found, why := fits(a.Type, data)
@@ -214,18 +215,19 @@ func scan(a contract.Artifact, name string, data []byte) scanned {
 		s.flags = append(s.flags, flagProgram)
 		s.findings = append(s.findings, "it is "+article(found))
 	}
-	// Package leak finds them in texts; here it is any byte of the file.
+	// Package leak finds placeholders in texts. Look for them in all other files as
+	// well.
 	if sentinel().Match(data) && !slices.Contains(s.flags, string(leak.FlagSecret)) {
 		s.flags = append(s.flags, string(leak.FlagSecret))
-		s.findings = append(s.findings, "it has the placeholder of a secret")
+		s.findings = append(s.findings, "it contains the placeholder of a secret")
 	}
 	s.findings = s.findings[:min(len(s.findings), maxFindings)]
 	return s
 }
 
-// readAll reads at most most bytes of a file and returns their digest. It returns an
-// error that wraps [errTooLarge] if there are more: the size that a listing had is what
-// the sandbox said a moment ago, and a sparse file is as long as it says.
+// readAll reads a file of at most most bytes, and returns its digest. It returns an
+// error that wraps [errTooLarge] if the file is larger. The size in a listing is no
+// bound: the sandbox claims it, and can change the file afterwards.
 func readAll(r io.Reader, most int64) (data []byte, sum string, err error) {
 	data, err = io.ReadAll(io.LimitReader(r, most+1))
 	switch {
@@ -240,9 +242,9 @@ func readAll(r io.Reader, most int64) (data []byte, sum string, err error) {
 
 var errTooLarge = errors.New("larger than the contract allows")
 
-// export is the payload of an action of kind [policy.KindExport]: what people approve.
-// It is made from the row of the artifact alone, so that at each download the row is
-// compared with what was approved.
+// export is the payload of an action of kind [policy.KindExport], which people approve.
+// It is made from the artifact's row alone, so that each download can compare the row
+// with what was approved.
 type export struct {
 	Run      string   `json:"run"`
 	N        int64    `json:"n"`
@@ -275,7 +277,7 @@ const (
 )
 
 // preview returns the beginning of a file as text for a reviewer, and whether that is
-// all of it. It is empty for what is no text.
+// the whole file. The text is empty if the file is not text.
 func preview(promised, found string, data []byte) (text string, whole bool) {
 	switch found {
 	case typeCSV, extract.TypeText, extract.TypeHTML, extract.TypeJSON:
@@ -299,7 +301,7 @@ func preview(promised, found string, data []byte) (text string, whole bool) {
 	return extract.Visible(string(data)), true
 }
 
-// aligned returns a table with aligned columns.
+// aligned returns a table with aligned columns. If it cannot be shown so, ok is false.
 func aligned(data []byte) (text string, whole, ok bool) {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	head, _, _ := bytes.Cut(data, []byte("\n"))
@@ -327,7 +329,7 @@ func aligned(data []byte) (text string, whole, ok bool) {
 		}
 		for i, cell := range row {
 			c := extract.Visible(strings.ReplaceAll(cell, "\n", "↵"))
-			if size += len(c); len(c) > 200 { // a longer one would hide what stands beside it
+			if size += len(c); len(c) > 200 { // a longer cell would hide those beside it
 				return "", false, false
 			}
 			if i >= len(widths) {

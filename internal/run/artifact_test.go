@@ -13,7 +13,7 @@ import (
 	"postern/internal/extract"
 )
 
-func TestPathsAreShownSoThatTheyDiffer(t *testing.T) {
+func TestShownPathsStayDistinct(t *testing.T) {
 	seen := map[string]string{}
 	for _, p := range []string{
 		"/out/a.csv", "/out/ä.csv", "/out/a\nb.csv", `/out/a\nb.csv`, "/out/a\x1b[2Jb", "/out/\u202egnp.csv", "/out/a\u200bb.csv", "/out/ab.csv", "/out/\xff.csv", "/out/\ufffd.csv", `/out/\xff.csv`, "/out/a b.csv", "/out/a\u00a0b.csv", "/out/a\U000e0041b.csv",
@@ -32,7 +32,7 @@ func TestPathsAreShownSoThatTheyDiffer(t *testing.T) {
 	}
 }
 
-func TestDownloadsHaveHarmlessNames(t *testing.T) {
+func TestDownloadNamesAreSafe(t *testing.T) {
 	for path, want := range map[string]string{
 		"/out/report.csv": "report.csv", "/out/../../etc/passwd": "passwd", "/out/.bashrc": "bashrc", "/out/--force": "force", "/out/a b\n.csv": "a_b_.csv",
 		"/out/\u202evsc.exe": "_vsc.exe", "/out/CON.csv": "_CON.csv", "/out/..": "artifact-7", "/out/\xff\xfe": "artifact-7", "/out/com1": "_com1",
@@ -67,7 +67,7 @@ func picture(t *testing.T) []byte {
 	return b.Bytes()
 }
 
-func TestContentIsWhatWasPromised(t *testing.T) {
+func TestContentMustMatchThePromisedType(t *testing.T) {
 	var packed bytes.Buffer
 	z := zip.NewWriter(&packed)
 	if _, err := z.Create("a"); err != nil {
@@ -92,7 +92,7 @@ func TestContentIsWhatWasPromised(t *testing.T) {
 		{"rows of different lengths", "csv", "a,b\n1,2,3\n", false},
 		{"nothing as a table", "csv", "", false},
 		{"an object", "json", `{"a":1}`, true},
-		{"a cut object", "json", `{"a":1`, false},
+		{"a truncated object", "json", `{"a":1`, false},
 		{"a text as an object", "json", "hello", false},
 		{"a text", "text", "hello\n", true},
 		{"an empty text", "text", "", true},
@@ -108,7 +108,7 @@ func TestContentIsWhatWasPromised(t *testing.T) {
 		{"a table as an archive", "zip", table, false},
 		{"PDF", "pdf", "%PDF-1.7\n", true},
 		{"parquet", "parquet", "PAR1xxxxxxxxPAR1", true},
-		{"a cut parquet file", "parquet", "PAR1xxxxxxxx", false},
+		{"a truncated parquet file", "parquet", "PAR1xxxxxxxx", false},
 		{"anything", "any", "\x7fELF", true},
 	} {
 		found, why := fits(tt.promised, []byte(tt.data))
@@ -116,7 +116,7 @@ func TestContentIsWhatWasPromised(t *testing.T) {
 			t.Errorf("%s: %s, %q, want ok %v", tt.name, found, why, tt.ok)
 		}
 	}
-	// Every type that contracts can name is one that is checked here.
+	// Every type that a contract can name must be checked.
 	for _, typ := range contract.Types() {
 		if _, why := fits(typ, []byte("\x00\x01\x02")); why == "" && typ != typeAny {
 			t.Errorf("type %s accepts anything", typ)
@@ -124,7 +124,7 @@ func TestContentIsWhatWasPromised(t *testing.T) {
 	}
 }
 
-func TestScanFindsWhatMustNotLeaveUnnoticed(t *testing.T) {
+func TestScanFlagsSecretsAndPrograms(t *testing.T) {
 	for _, tt := range []struct{ name, typ, data, flag string }{
 		{"an environment dump that calls itself JSON", "json", `{"PATH":"/usr/bin:/bin","HOME":"/home/user","USER":"user"}`, "environment"},
 		{"a placeholder of a secret", "text", "key pst_" + strings.Repeat("ab2c", 10), "secret"},

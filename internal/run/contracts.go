@@ -23,7 +23,7 @@ const (
 
 var contractName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`) })
 
-// mayRead refuses those whom contracts do not concern.
+// mayRead returns an error unless who may read contracts and runs.
 func mayRead(who auth.Principal) error {
 	if who.Kind == auth.Project || who.Kind == auth.Person || who.Kind == auth.Agent {
 		return nil
@@ -31,8 +31,9 @@ func mayRead(who auth.Principal) error {
 	return fmt.Errorf("%s may not read contracts and runs: %w", who, auth.ErrForbidden)
 }
 
-// mayStore refuses those who may not store contracts. The attack: an agent replaces the
-// contract that people know by that name. Its own it sends with the proposal.
+// mayStore returns an error unless who may store contracts. The attack: an agent
+// replaces the contract that people know by a name. Agents send their own contracts
+// with the proposal.
 func mayStore(who auth.Principal) error {
 	if who.Kind == auth.Project || who.Manages() {
 		return nil
@@ -47,7 +48,7 @@ func (s *Service) stored(row func(...any) error) (out Stored, err error) {
 	}
 	out.At = store.FromTime(at)
 	if out.Contract, err = contract.Parse([]byte(out.Text)); err != nil {
-		// A contract that an older version took, and this one does not.
+		// An older version accepted this contract, and this one does not.
 		out.Contract = nil
 	}
 	return out, nil
@@ -75,7 +76,7 @@ func (s *Service) PutContract(ctx context.Context, who auth.Principal, name, tex
 		return out, err
 	}
 	if c.Name != name || !contractName().MatchString(name) {
-		return out, fmt.Errorf("%w: name: the text calls the contract %.80q and the path %.80q", ErrInvalid, c.Name, name)
+		return out, fmt.Errorf("%w: name: the text has %.80q, and the path has %.80q", ErrInvalid, c.Name, name)
 	}
 	digest := c.Digest()
 	err = s.db.UpdateIn(ctx, store.Project(who.Project), func(tx *store.Tx) error {
@@ -131,7 +132,7 @@ func (s *Service) Contracts(ctx context.Context, who auth.Principal) (out []Stor
 	return out, err
 }
 
-// DeleteContract removes a contract from the list. Its versions stay on the record.
+// DeleteContract removes a contract from the list. Its versions stay in the database.
 func (s *Service) DeleteContract(ctx context.Context, who auth.Principal, name string) error {
 	if err := mayStore(who); err != nil {
 		return err
@@ -151,9 +152,9 @@ func (s *Service) DeleteContract(ctx context.Context, who auth.Principal, name s
 
 // errBoundary means that the boundary in the database is not one that this program
 // wrote. Nothing is proposed or started until an owner has set it again.
-var errBoundary = fmt.Errorf("the boundary in the database was changed by another program; an owner sets it again: %w", auth.ErrForbidden)
+var errBoundary = fmt.Errorf("the boundary in the database was changed by another program; an owner must set it again: %w", auth.ErrForbidden)
 
-// sealBoundary returns what the seal of a version of a boundary is made over.
+// sealBoundary returns the bytes that the seal of a boundary's version covers.
 func sealBoundary(project string, version int64, text string) []byte {
 	return []byte(project + "\x00" + strconv.FormatInt(version, 10) + "\x00" + text)
 }
@@ -210,8 +211,8 @@ func (s *Service) Boundary(ctx context.Context, who auth.Principal) (out Stored,
 	return out, err
 }
 
-// maySetBoundary refuses all but owners. The attack: a key that runs jobs widens what
-// jobs may do.
+// maySetBoundary returns an error unless who is an owner. The attack: a key that runs
+// jobs extends what jobs may do.
 func maySetBoundary(who auth.Principal) error {
 	if who.Manages() {
 		return nil
@@ -220,7 +221,7 @@ func maySetBoundary(who auth.Principal) error {
 }
 
 // SetBoundary replaces the project's boundary. Only an owner may. Runs that wait for
-// their review are judged by it when they start.
+// their review are compared with it when they start.
 func (s *Service) SetBoundary(ctx context.Context, who auth.Principal, text string) (out Stored, err error) {
 	if err := maySetBoundary(who); err != nil {
 		return out, err

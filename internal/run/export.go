@@ -24,8 +24,8 @@ import (
 	"postern/internal/store"
 )
 
-// Files are the files of bound sandboxes; a [sandbox.Fleet] has them. Implementations
-// are safe for concurrent use. All that they return is hostile.
+// Files gives access to the files of bound sandboxes. [sandbox.Fleet] implements it.
+// Implementations are safe for concurrent use. Everything that they return is hostile.
 type Files interface {
 	// ListFiles returns the regular files that match one of patterns. Its error wraps
 	// [sandbox.ErrFull] if there are more than most.
@@ -45,7 +45,8 @@ const (
 	// copyTime bounds the listing and copying of one run's files. The attack: a guest
 	// that answers slowly, so that the run never ends.
 	copyTime = 3 * time.Minute
-	// waitOutcome is how long an approved release waits, each time, for the end of the run.
+	// waitOutcome is the time between two looks whether the run of an approved release
+	// has ended.
 	waitOutcome = time.Second
 )
 
@@ -56,9 +57,9 @@ const (
 //	          └─ waiting ──┬─ rejected, expired
 //	                       └─ released ── removed
 //
-// The bytes are copied to this server before anybody is asked, and what is approved
-// (the payload of the action) has their digest. So nothing that happens in the sandbox
-// between listing, decision and download can change what leaves.
+// The bytes are copied to this server before anybody is asked, and the approved payload
+// has their digest. So nothing that happens in the sandbox between listing, decision
+// and download can change what leaves.
 type Exports struct {
 	log   *slog.Logger
 	db    *store.DB
@@ -104,7 +105,7 @@ type artifact struct {
 	Decider      string
 }
 
-// payload returns what is approved of a.
+// payload returns the payload of a's action.
 func (a *artifact) payload() ([]byte, error) {
 	return export{
 		Run: a.Run, N: a.N, Contract: a.Contract, Sandbox: a.Sandbox, Path: a.Path, Name: a.Name, Type: a.Type, Found: a.Found,
@@ -153,17 +154,17 @@ func listOf[T any](l []T) []T {
 
 // jsonOf returns a list as JSON.
 func jsonOf(l []string) string {
-	b, _ := json.Marshal(listOf(l)) // of texts, it cannot fail
+	b, _ := json.Marshal(listOf(l)) // a list of strings cannot fail
 	return string(b)
 }
 
 // A collection is the row of run_collection.
 type collection struct {
-	missing    []string // patterns that are required
+	missing    []string // required patterns without a file
 	incomplete string   // why the list is not complete; else empty
 }
 
-// err returns what the collection means for the outcome of the run.
+// err returns an error that wraps [ErrRunFailed] if a required artifact is missing.
 func (c collection) err() error {
 	switch {
 	case c.incomplete != "" && len(c.missing) > 0:
@@ -174,11 +175,11 @@ func (c collection) err() error {
 	return nil
 }
 
-// Collect copies the files that the contract of r lists, as they are now, and proposes
+// Collect copies the files that match the contract of r, as they are now, and proposes
 // their release. Call it when the processes of the run have been killed and the sandbox
-// is alive. If e has a violation, rules release nothing: a person decides about each
-// file. It is idempotent. Its error wraps [ErrRunFailed] if a required artifact is
-// missing, or is not what was promised.
+// is alive. If e has a violation, rules release nothing: a person decides on each file.
+// It is idempotent. Its error wraps [ErrRunFailed] if a required artifact is missing or
+// not as promised.
 func (x *Exports) Collect(ctx context.Context, r Run, e Evidence) error {
 	if c, err := x.collected(ctx, r.ID); err == nil || !errors.Is(err, store.ErrNotFound) {
 		if err != nil {
@@ -186,8 +187,8 @@ func (x *Exports) Collect(ctx context.Context, r Run, e Evidence) error {
 		}
 		return c.err()
 	}
-	// A crash in the middle left rows without a collection: what they hold is not known
-	// to be all, and the sandbox is as it was or gone. They are taken as they are.
+	// After a crash there may be artifacts without a collection. record keeps them as
+	// they are.
 	ctx, cancel := context.WithTimeout(ctx, copyTime)
 	defer cancel()
 	c := collection{}
@@ -222,7 +223,7 @@ func (x *Exports) Collect(ctx context.Context, r Run, e Evidence) error {
 	return c.err()
 }
 
-// whyIncomplete returns an error of the listing as a reason for people.
+// whyIncomplete returns the reason, for people, why a listing failed.
 func whyIncomplete(err error) string {
 	if errors.Is(err, sandbox.ErrFull) {
 		return fmt.Sprintf("more than %d files match", maxArtifacts)
@@ -230,8 +231,8 @@ func whyIncomplete(err error) string {
 	return "the files could not be listed: " + err.Error()
 }
 
-// list returns the files that the contract lists. What the guest says of them is
-// checked: each must match, be named once and be no more than asked for.
+// list returns the files that match the contract. It checks the guest's answer: it
+// drops duplicates and files that do not match, and fails if there are too many.
 func (x *Exports) list(ctx context.Context, r Run) ([]sandbox.FileInfo, error) {
 	if len(r.Contract.Artifacts) == 0 {
 		return nil, nil
@@ -258,7 +259,8 @@ func (x *Exports) list(ctx context.Context, r Run) ([]sandbox.FileInfo, error) {
 	}), nil
 }
 
-// take copies and scans one file, and records it: refused, or waiting with an action.
+// take copies and scans one file, and records it: as refused, or as waiting for its
+// action.
 func (x *Exports) take(ctx context.Context, r Run, e Evidence, n int64, f sandbox.FileInfo, room int64) (artifact, error) {
 	want, _ := r.Contract.MatchArtifact(f.Path)
 	a := artifact{
@@ -282,7 +284,7 @@ func (x *Exports) take(ctx context.Context, r Run, e Evidence, n int64, f sandbo
 	case len(f.Path) > maxArtifactPath:
 		sum := sha256.Sum256([]byte(f.Path))
 		a.Path = shownPath(f.Path[:100]) + "…#" + hex.EncodeToString(sum[:8])
-		refuse("", "its path has %d bytes, at most %d are taken", len(f.Path), maxArtifactPath)
+		refuse("", "its path has %d bytes, at most %d are allowed", len(f.Path), maxArtifactPath)
 	case room <= 0:
 		refuse("", "the files of this run have more than %d bytes", int64(maxArtifactBytes))
 	default:
@@ -313,28 +315,29 @@ func (x *Exports) take(ctx context.Context, r Run, e Evidence, n int64, f sandbo
 	put := ""
 	if a.State == api.ArtifactWaiting {
 		put = "art_" + rand.Text()
-		if err := x.blobs.seal(put, data, a.bind()); err != nil {
+		if err := x.blobs.seal(put, data, a.associatedData()); err != nil {
 			return a, err
 		}
 		a.Blob = put
 	}
-	// From here on the file is recorded although the time of the collection may be over.
+	// Record the file even if the time of the collection is over.
 	err := x.record(context.WithoutCancel(ctx), r, &a)
 	if put != "" && err == nil && a.Blob != put { // it was refused, or recorded before
 		x.forget(put)
 	}
-	// After an error it is not known whether the row was written: the sweep decides.
+	// After an error it is unknown whether the row was written. If it was not, the sweep
+	// removes the bytes.
 	return a, err
 }
 
-// reviewPerson is the review of an artifact where the contract says nothing.
+// reviewPerson is the default review of an artifact.
 const reviewPerson = "person"
 
-// bind returns what the encryption of the bytes of a is bound to: they cannot be taken
-// for those of another artifact.
-func (a *artifact) bind() []byte { return []byte(a.Run + "\x00" + a.SHA256) }
+// associatedData returns the associated data of the encryption of a's bytes, so that
+// they cannot stand for the bytes of another artifact.
+func (a *artifact) associatedData() []byte { return []byte(a.Run + "\x00" + a.SHA256) }
 
-// shortened returns at most most bytes of s, visible.
+// shortened returns the first most bytes of s, escaped as by [shownPath].
 func shortened(s string, most int) string {
 	if s = shownPath(s); len(s) > most {
 		s = strings.ToValidUTF8(s[:most], "") + "…"
@@ -346,7 +349,7 @@ func shortened(s string, most int) string {
 func (x *Exports) record(ctx context.Context, r Run, a *artifact) error {
 	box := auth.Principal{Kind: auth.Sandbox, ID: r.Sandbox, Project: r.Project}
 	return x.db.UpdateIn(ctx, store.Project(r.Project), func(tx *store.Tx) error {
-		// A second server, or the same one after a crash, has been here.
+		// Another server, or this one before a crash, has recorded it.
 		old, err := scanArtifact(tx.QueryRowContext(ctx, `select `+artifactColumns+` from run_artifact where run_id = $1 and n = $2`, a.Run, a.N).Scan)
 		if err == nil {
 			*a = old
@@ -384,7 +387,7 @@ func (x *Exports) record(ctx context.Context, r Run, a *artifact) error {
 	})
 }
 
-// propose puts the release of an artifact before policy and people.
+// propose proposes the release of an artifact to policy and people.
 func (x *Exports) propose(ctx context.Context, tx *store.Tx, box auth.Principal, r Run, a *artifact) error {
 	body, err := a.payload()
 	if err != nil {
@@ -399,8 +402,9 @@ func (x *Exports) propose(ctx context.Context, tx *store.Tx, box auth.Principal,
 				"run": r.ID, "contract": r.Contract.Name, "name": a.Name, "type": a.Type, "size": strconv.FormatInt(a.Size, 10), "review": a.Review,
 			},
 		},
-		// What a rule allows is for files of which the contract says so, where nothing was
-		// found and nothing went wrong.
+		// A rule can release a file only if the contract leaves that to rules and the run
+		// has not violated it. For the review "flagged" the scan must have found nothing
+		// either.
 		Ask:  a.Violated || a.Review == reviewPerson || a.Review == reviewFlagged && len(a.Flags) > 0,
 		Note: strings.Join(a.Findings[:min(len(a.Findings), 10)], "\n"),
 	}
@@ -415,11 +419,11 @@ func (x *Exports) propose(ctx context.Context, tx *store.Tx, box auth.Principal,
 	return nil
 }
 
-// reviewFlagged is the review of an artifact about which people are asked only if the
-// scan found something.
+// reviewFlagged is the review in which people are asked only if the scan found
+// something.
 const reviewFlagged = "flagged"
 
-// finish records that the list of artifacts is made.
+// finish records the result of the collection.
 func (x *Exports) finish(ctx context.Context, r Run, c collection, n, total int64) error {
 	err := x.db.UpdateIn(ctx, store.Project(r.Project), func(tx *store.Tx) error {
 		ok, err := tx.Changed(ctx, `insert into run_collection (run_id, project_id, created_at, missing, incomplete) values ($1, $2, $3, $4, $5) on conflict do nothing`,
@@ -487,9 +491,9 @@ func (x *Exports) List(ctx context.Context, who auth.Principal, run string) (out
 var ErrNotReleased = fmt.Errorf("the artifact is not released (%w)", auth.ErrForbidden)
 
 // Open returns a released artifact of a run of who's project, and its bytes. It
-// compares what it returns with the action by which it was approved, and not only with
-// its row. The attack: somebody who can write the database marks a row as released, or
-// points it at other bytes.
+// compares them with the action that approved the release, not only with the row. The
+// attack: somebody who can write the database marks a row as released, or points it at
+// other bytes.
 func (x *Exports) Open(ctx context.Context, who auth.Principal, run string, n int) (out api.RunArtifact, data []byte, err error) {
 	var a artifact
 	err = x.db.View(ctx, func(tx *store.Tx) error {
@@ -529,12 +533,12 @@ func (x *Exports) Open(ctx context.Context, who auth.Principal, run string, n in
 // MediaType returns the Content-Type of a download.
 func MediaType(a api.RunArtifact) string { return mediaType(a.Type) }
 
-// read returns the bytes of an artifact, which are those of its digest or none.
+// read returns the bytes of an artifact, or an error if they do not match its digest.
 func (x *Exports) read(a *artifact) ([]byte, error) {
 	if a.Blob == "" {
 		return nil, fmt.Errorf("the bytes of artifact %d of %s are no longer kept: %w", a.N, a.Run, store.ErrNotFound)
 	}
-	data, err := x.blobs.open(a.Blob, a.bind())
+	data, err := x.blobs.open(a.Blob, a.associatedData())
 	if err != nil {
 		return nil, fmt.Errorf("artifact %d of %s: %w", a.N, a.Run, err)
 	}
@@ -544,7 +548,8 @@ func (x *Exports) read(a *artifact) ([]byte, error) {
 	return data, nil
 }
 
-// forget removes bytes that no row names any more. If it fails, the sweep does.
+// forget removes bytes that no row names any more. If it fails, the sweep removes them
+// later.
 func (x *Exports) forget(blob string) {
 	if err := x.blobs.Delete(blob); err != nil {
 		x.log.Warn("remove artifact", "blob", blob, "err", err)

@@ -27,13 +27,13 @@ import (
 	"postern/internal/storetest"
 )
 
-// hostileFiles are the files of a sandbox whose code writes at every opportunity.
+// hostileFiles are the files of a sandbox whose code changes them at every opportunity.
 type hostileFiles struct {
 	files map[string][]byte
-	sizes map[string]int64 // that the listing claims; else the true ones
+	sizes map[string]int64 // that the listing claims; by default the true ones
 	err   error            // of the listing
 	opens map[string]int
-	later func(path string, n int) []byte // what a file has when it is opened for the nth time; nil: no change
+	later func(path string, n int) []byte // contents of a file when it is opened for the nth time; nil means no change
 	extra []sandbox.FileInfo
 }
 
@@ -102,14 +102,14 @@ func setupExports(t *testing.T, db *store.DB) *exportFixture {
 	return f
 }
 
-// run returns a run with artifacts of these forms.
+// run returns a run whose contract has these artifacts.
 func (f *exportFixture) run(id string, artifacts ...contract.Artifact) Run {
 	c := &contract.Contract{Version: 1, Name: "report", Artifacts: artifacts}
 	c.Files.Write = []string{"/out"}
 	return Run{ID: id, Project: f.owner.Project, Sandbox: "ibox" + id[4:], Contract: c, ContractDigest: "sha256:" + strings.Repeat("a", 64), State: Collecting, Created: time.Now()}
 }
 
-// ended records how a run has ended, for rules.
+// ended inserts the row of a run that has ended, which rules wait for.
 func (f *exportFixture) ended(id string, o Outcome) {
 	f.t.Helper()
 	err := f.db.Update(f.t.Context(), func(tx *store.Tx) error {
@@ -162,7 +162,7 @@ func (f *exportFixture) blobs() (n int) {
 func TestArtifactsLeaveAsTheyWereApproved(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setupExports(t, db)
-		// The code goes on writing: each time the file is opened it is another one.
+		// The code keeps writing: the file is different each time it is opened.
 		f.files.files["/out/report.csv"] = []byte("id,name\n1,Anna\n")
 		f.files.later = func(_ string, n int) []byte { return fmt.Appendf(nil, "id,name\n%d,Anna\n", n) }
 		r := f.run("run_1", contract.Artifact{Path: "/out/*.csv", Type: "csv", Required: true})
@@ -206,7 +206,7 @@ func TestArtifactsLeaveAsTheyWereApproved(t *testing.T) {
 		if f.files.opens["/out/report.csv"] != 1 {
 			t.Errorf("the file was read %d times", f.files.opens["/out/report.csv"])
 		}
-		// Another project has nothing of it.
+		// Another project cannot download it.
 		other := f.owner
 		other.Project = "prj_other"
 		if _, _, err := f.x.Open(t.Context(), other, r.ID, 1); !errors.Is(err, store.ErrNotFound) {
@@ -247,7 +247,7 @@ func TestRejectedArtifactsAreRemoved(t *testing.T) {
 	if err := f.x.Clean(t.Context(), time.Now().Add(2*sweepAge)); err != nil || f.blobs() != 1 {
 		t.Errorf("after the sweep: %d blobs, %v", f.blobs(), err)
 	}
-	// In the end the released one is removed as well.
+	// When its time is over, the released one is removed as well.
 	if err := f.x.Clean(t.Context(), time.Now().Add(KeepReleased+time.Hour)); err != nil || f.blobs() != 0 {
 		t.Errorf("after its time: %d blobs, %v", f.blobs(), err)
 	}
@@ -256,7 +256,7 @@ func TestRejectedArtifactsAreRemoved(t *testing.T) {
 	}
 }
 
-func TestWhatWasNotPromisedNeverLeaves(t *testing.T) {
+func TestUnpromisedFilesNeverLeave(t *testing.T) {
 	f := setupExports(t, storetest.SQLite(t))
 	long := "/out/" + strings.Repeat("x", 4000) + ".csv"
 	f.files.files = map[string][]byte{
@@ -265,7 +265,7 @@ func TestWhatWasNotPromisedNeverLeaves(t *testing.T) {
 		"/out/ok.csv":      []byte("a,b\n1,2\n"),
 		"/out/a\nb.csv":    []byte("a,b\n1,2\n"),
 		long:               []byte("a,b\n"),
-		"/etc/passwd":      []byte("root:x:0:0\n"), // the guest lists what the contract does not name
+		"/etc/passwd":      []byte("root:x:0:0\n"), // the guest lists a file that the contract does not name
 	}
 	f.files.sizes = map[string]int64{"/out/big.csv": 3, "/out/ok.csv": 1 << 60} // the sizes of a listing are claims
 	r := f.run("run_1", contract.Artifact{Path: "/out/*.csv", Type: "csv", Size: 100}, contract.Artifact{Path: "/out/must.json", Type: "json", Required: true})
@@ -292,7 +292,7 @@ func TestWhatWasNotPromisedNeverLeaves(t *testing.T) {
 		t.Errorf("%d blobs, want 2", f.blobs())
 	}
 
-	// More files than are taken, and a guest that does not answer: nothing leaves.
+	// Nothing leaves if there are too many files, or if the guest does not answer.
 	for i, err := range []error{fmt.Errorf("list: %w", sandbox.ErrFull), errors.New("the guest is gone")} {
 		f.files.err = err
 		r := f.run(fmt.Sprintf("run_%d", 10+i), contract.Artifact{Path: "/out/*.csv", Type: "csv", Required: true})
@@ -310,7 +310,7 @@ func TestWhatWasNotPromisedNeverLeaves(t *testing.T) {
 	}
 }
 
-func TestReviewsOfArtifacts(t *testing.T) {
+func TestReviewDecidesWhoReleasesArtifacts(t *testing.T) {
 	f := setupExports(t, storetest.SQLite(t))
 	clean, found := []byte("a,b\n1,2\n"), []byte("PATH,/usr/bin\nHOME,/home/user\nUSER,user\n")
 	for i, tt := range []struct {
@@ -321,12 +321,12 @@ func TestReviewsOfArtifacts(t *testing.T) {
 		want         string
 	}{
 		{"by a person", "person", clean, Evidence{}, Succeeded, api.ArtifactWaiting},
-		{"by a person, if nothing is said", "", clean, Evidence{}, Succeeded, api.ArtifactWaiting},
+		{"by a person, as the default", "", clean, Evidence{}, Succeeded, api.ArtifactWaiting},
 		{"by policy, which asks", "policy", clean, Evidence{}, Succeeded, api.ArtifactWaiting},
 		{"by the scan, which found nothing", "flagged", clean, Evidence{}, Succeeded, api.ArtifactReleased},
 		{"by the scan, which found an environment", "flagged", found, Evidence{}, Succeeded, api.ArtifactWaiting},
 		{"by the scan, of a run that violated its contract", "flagged", clean, Evidence{Violations: []Violation{{Clause: "commands"}}}, Violated, api.ArtifactWaiting},
-		{"by the scan, of a run that turns out to have violated it", "flagged", clean, Evidence{}, Violated, api.ArtifactRejected},
+		{"by the scan, of a run that violated it after the collection", "flagged", clean, Evidence{}, Violated, api.ArtifactRejected},
 		{"by the scan, of a run that was lost", "flagged", clean, Evidence{}, Lost, api.ArtifactRejected},
 	} {
 		f.files.files = map[string][]byte{"/out/a.csv": tt.data}
@@ -344,8 +344,8 @@ func TestReviewsOfArtifacts(t *testing.T) {
 	}
 }
 
-// TestRulesWaitForTheEndOfTheRun: what a rule releases does not leave before it is known
-// how the run has ended.
+// TestRulesWaitForTheEndOfTheRun: a file that a rule releases does not leave before the
+// outcome of the run is known.
 func TestRulesWaitForTheEndOfTheRun(t *testing.T) {
 	f := setupExports(t, storetest.SQLite(t))
 	f.files.files = map[string][]byte{"/out/a.csv": []byte("a\n1\n")}
@@ -381,9 +381,9 @@ func TestRulesWaitForTheEndOfTheRun(t *testing.T) {
 	}
 }
 
-// TestADatabaseReleasesNothing: who can write rows or files, and has no key, neither
-// releases a file nor changes what is released.
-func TestADatabaseReleasesNothing(t *testing.T) {
+// TestDatabaseWritesReleaseNothing: an attacker who can write rows or files, and has no
+// key, neither releases a file nor changes what is released.
+func TestDatabaseWritesReleaseNothing(t *testing.T) {
 	f := setupExports(t, storetest.SQLite(t))
 	f.files.files = map[string][]byte{"/out/a.csv": []byte("a\n1\n"), "/out/b.csv": []byte("a\n2\n")}
 	r := f.run("run_1", contract.Artifact{Path: "/out/*.csv", Type: "csv"})

@@ -42,7 +42,7 @@ type box struct {
 	dead     bool
 }
 
-// A fleet of sandboxes that run nothing. What a command does is what act says.
+// A fleet has sandboxes that run nothing. The function act plays the commands.
 type fleet struct {
 	mu    sync.Mutex
 	boxes map[string]*box
@@ -167,7 +167,7 @@ func (f *fleet) alive() (n int) {
 	return n
 }
 
-// A binder keeps who is bound.
+// A binder records which sandboxes are bound.
 type binder struct {
 	mu    sync.Mutex
 	bound map[string]command.Binding
@@ -237,7 +237,7 @@ func setup(t *testing.T, db *store.DB) *fixture {
 	return f
 }
 
-// restart replaces the program on f.db by another one.
+// restart replaces the server on f.db by another one.
 func (f *fixture) restart() {
 	f.t.Helper()
 	f.book = rulebook.New(f.log, f.db)
@@ -258,7 +258,7 @@ func (f *fixture) restart() {
 		f.t.Fatal(err)
 	}
 	f.gate.Handle(policy.KindRun, f.runs)
-	f.gate.Bound(f.runs.MostMail)
+	f.gate.Bound(f.runs.LimitMail)
 }
 
 // serve performs runs until the returned function is called.
@@ -275,7 +275,7 @@ func (f *fixture) serve() (stop func()) {
 	}
 }
 
-// decide executes what a rule has approved, or approves and executes.
+// decide decides on the review of r, and executes the action.
 func (f *fixture) decide(r run.Run, approve bool) {
 	f.t.Helper()
 	a, err := f.gate.Action(f.t.Context(), f.owner, r.Action)
@@ -331,7 +331,7 @@ func input(path, content string) run.Input {
 	return run.Input{Path: path, Size: int64(len(content)), SHA256: hex.EncodeToString(sum[:])}
 }
 
-// job proposes the command true under the contract report.
+// job returns the proposal of a command, by default true, with the contract report.
 func job(args ...string) run.Proposal {
 	if len(args) == 0 {
 		args = []string{"true"}

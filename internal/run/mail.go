@@ -12,10 +12,10 @@ import (
 	"postern/internal/store"
 )
 
-// MostMail returns an error that wraps [oversight.ErrFull] if the contract of a sandbox
-// lets it propose no further message. The gate asks it in the transaction of each
-// proposal, see [oversight.Gate.Bound]: every road of mail out of a sandbox ends there.
-func (s *Service) MostMail(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind) error {
+// LimitMail returns an error that wraps [oversight.ErrFull] if the contract of a
+// sandbox allows no further message. The gate calls it in the transaction of each
+// proposal, see [oversight.Gate.Bound], because all mail of a sandbox passes the gate.
+func (s *Service) LimitMail(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind) error {
 	if kind != policy.KindSend {
 		return nil
 	}
@@ -30,9 +30,9 @@ func (s *Service) MostMail(ctx context.Context, tx *store.Tx, who auth.Principal
 	_, digest, _ := strings.Cut(name, "@")
 	r, err := find(ctx, tx, `project_id = $1 and contract_digest = $2 order by created_at desc limit 1`, who.Project, digest)
 	if err == nil && r.Contract.Digest() != digest {
-		err = errors.New("the contract in the database is another one")
+		err = errors.New("the contract in the database was changed")
 	}
-	if err != nil { // fail closed: how many it allows is not known
+	if err != nil { // fail closed: the limit is unknown
 		return fmt.Errorf("the contract %s of sandbox %s: %w", name, who.ID, err)
 	}
 	most := max(r.Contract.Mail.Max, 1)

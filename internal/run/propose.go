@@ -42,7 +42,7 @@ const (
 	draftTime   = time.Hour
 )
 
-// Why a run was refused.
+// The reasons for which a run is refused.
 const (
 	byBoundary = api.RunRefusedByBoundary
 	byEvidence = api.RunRefusedByEvidence
@@ -73,10 +73,10 @@ func invalid(field, format string, args ...any) error {
 	return fmt.Errorf("%w: %s: %s", ErrInvalid, field, fmt.Sprintf(format, args...))
 }
 
-// printable reports whether a text has nothing that a terminal or a page would act on.
+// storable reports whether a text is valid UTF-8 without zero bytes.
 func storable(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 
-// check checks what a proposal has beside its contract.
+// check checks a proposal, except for its contract.
 func (p *Proposal) check() error {
 	switch {
 	case (p.Contract == "") == (p.Text == ""):
@@ -138,11 +138,11 @@ func checkInputs(c *contract.Contract, in []Input) error {
 		case seen[f.Path]:
 			return invalid(field, "path: %.200q is announced twice", f.Path)
 		case !ok:
-			return invalid(field, "path: the contract's files.inputs have no %.200q", f.Path)
+			return invalid(field, "path: files.inputs of the contract does not allow %.200q", f.Path)
 		case err != nil || len(f.SHA256) != 64 || strings.ToLower(f.SHA256) != f.SHA256:
 			return invalid(field, "sha256: must be 64 hexadecimal digits in lower case")
 		case f.Size < 0 || f.Size > most:
-			return invalid(field, "size: is %d bytes, and the contract allows %d", f.Size, most)
+			return invalid(field, "size: is %d bytes, but the contract allows %d", f.Size, most)
 		case clause.SHA256 != "" && clause.SHA256 != f.SHA256:
 			return invalid(field, "sha256: differs from the one that the contract names for %.200q", f.Path)
 		}
@@ -155,9 +155,9 @@ func checkInputs(c *contract.Contract, in []Input) error {
 	return nil
 }
 
-// evidence returns what stops a proposal before anybody is asked: answers that are
-// missing or that contradict the contract. It is empty if nothing does.
-func (s *Service) evidence(ctx context.Context, who auth.Principal, r *Run) (string, error) {
+// missingEvidence returns why a proposal is refused before anybody is asked: answers
+// are missing, or contradict the contract. It returns "" if nothing is missing.
+func (s *Service) missingEvidence(ctx context.Context, who auth.Principal, r *Run) (string, error) {
 	a, n := r.Answers, needs(r.Contract)
 	for _, m := range a.Missing {
 		return "evidence is missing: " + m, nil
@@ -171,12 +171,13 @@ func (s *Service) evidence(ctx context.Context, who auth.Principal, r *Run) (str
 			continue
 		}
 		if v.derived {
-			return fmt.Sprintf("answers.%s: is false, and the contract allows it: take it out of the contract, or answer true", v.name), nil
+			return fmt.Sprintf("answers.%s: is false, but the contract allows it: remove it from the contract, or answer true", v.name), nil
 		}
-		return fmt.Sprintf("answers.%s: is true, and the contract does not allow it", v.name), nil
+		return fmt.Sprintf("answers.%s: is true, but the contract does not allow it", v.name), nil
 	}
 	if who.Kind == auth.Agent {
-		// A person can ask a person. An agent's proposal says everything itself.
+		// A person can ask the proposer, if that is a person. The proposal of an agent
+		// must be complete.
 		for _, v := range []struct{ name, answer, means string }{
 			{"check", a.Check, "the smallest reversible check"}, {"cleanup", a.Cleanup, "what is cleaned up, and how"}, {"export", a.Export, "what leaves the sandbox, and for whom"},
 		} {
@@ -190,17 +191,19 @@ func (s *Service) evidence(ctx context.Context, who auth.Principal, r *Run) (str
 			return fmt.Sprintf("inputs: the contract requires %s, which is not among them", in.Path), nil
 		}
 	}
-	return s.attached(ctx, who, r.Contract)
+	return s.missingResource(ctx, who, r.Contract)
 }
 
-// strictness orders when a person is asked about a credential.
+// strictness returns the rank of a credential's approval. The strictest has the highest
+// rank.
 func strictness(approval string) int {
 	return slices.Index([]string{string(secret.Never), string(secret.First), string(secret.Always)}, approval)
 }
 
-// attached returns why what the contract names is not there, or not as the contract
-// says: secrets, the inbox, the template.
-func (s *Service) attached(ctx context.Context, who auth.Principal, c *contract.Contract) (string, error) {
+// missingResource returns why something that the contract names is missing or not as
+// the contract says: secrets, the inbox, the template. It returns "" if nothing is
+// missing.
+func (s *Service) missingResource(ctx context.Context, who auth.Principal, c *contract.Contract) (string, error) {
 	manager := auth.Principal{Kind: auth.Project, ID: "run", Project: who.Project}
 	for i, cred := range c.Credentials {
 		field := fmt.Sprintf("credentials[%d]", i)
@@ -218,10 +221,10 @@ func (s *Service) attached(ctx context.Context, who auth.Principal, c *contract.
 		if want == "" {
 			want = string(secret.Always)
 		}
-		// The wall asks by the secret's own setting: a contract that promises more than
-		// that would not be kept.
+		// The wall applies the secret's own approval. It would not keep a contract that
+		// promises a stricter one.
 		if strictness(string(sec.Approval)) < strictness(want) {
-			return fmt.Sprintf("%s: the contract has a person asked %s, and the secret %q %s: change the secret's approval, or write approval: %s", field, want, cred.Secret, sec.Approval, sec.Approval), nil
+			return fmt.Sprintf("%s: the approval in the contract is %s, and that of the secret %q is %s: change the secret's approval, or write approval: %s", field, want, cred.Secret, sec.Approval, sec.Approval), nil
 		}
 	}
 	if c.Mail.Inbox != "" {
@@ -236,7 +239,7 @@ func (s *Service) attached(ctx context.Context, who auth.Principal, c *contract.
 			return "", err
 		case who.Kind == auth.Agent && b.ID != who.Inbox:
 			// The attack: an agent proposes mail in another agent's name.
-			return "mail.inbox: a run that an agent proposes has that agent's own inbox", nil
+			return "mail.inbox: an agent can propose runs with its own inbox only", nil
 		}
 	}
 	if _, _, err := s.template(ctx, manager, c); err != nil {
@@ -256,25 +259,25 @@ func (s *Service) template(ctx context.Context, who auth.Principal, c *contract.
 		return "", "", err
 	}
 	if pinned && digest != image {
-		return "", "", fmt.Errorf("%s is %s now, and the contract names %s", name, image, digest)
+		return "", "", fmt.Errorf("%s is now %s, but the contract names %s", name, image, digest)
 	}
 	return id, image, nil
 }
 
-// payload is the payload of the action: people approve its digest.
+// payload is the payload of an action of kind [policy.KindRun], which people approve.
 type payload struct {
 	Run      string          `json:"run"`
 	Contract json.RawMessage `json:"contract"` // canonical
-	Digest   string          `json:"digest"`   // of it
+	Digest   string          `json:"digest"`   // of Contract
 	Boundary string          `json:"boundary,omitempty"`
-	Template string          `json:"template"` // ID of the build that the contract's name meant
+	Template string          `json:"template"` // ID of the build that the contract's template stands for
 	Task     string          `json:"task"`
 	Commands [][]string      `json:"commands"`
 	Inputs   []announced     `json:"inputs"`
 	Answers  api.RunAnswers  `json:"answers"`
 	Needs    api.RunNeeds    `json:"needs"`
-	Approved string          `json:"approved,omitempty"` // earlier action that it does not go beyond
-	Since    *changes        `json:"since,omitempty"`    // against the last approved version of this contract
+	Approved string          `json:"approved,omitempty"` // earlier approved action that covers it
+	Since    *changes        `json:"since,omitempty"`    // differences from the last approved version of the contract
 }
 
 // announced is an input as people approve it.
@@ -293,9 +296,9 @@ type changes struct {
 	Narrower []string `json:"narrower"`
 }
 
-// scopeOf returns the digest of what has to be the same for a retry without a new
-// review: template, task, commands and inputs. The template is the build that its name
-// means at the time: a tag that was moved is another template.
+// scopeOf returns a digest of what must be the same for a retry without a new review:
+// the contract's name, template, task, commands and inputs. The template is the build
+// that its name stands for at the time: a tag that was moved is another template.
 func (r *Run) scopeOf() string {
 	list := make([]announced, len(r.Inputs))
 	for i, in := range r.Inputs {
@@ -306,8 +309,9 @@ func (r *Run) scopeOf() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Propose records a run. It is a draft while inputs are to come, and else waits for its
-// review. Its error is a [RefusedError] if the run was recorded and refused at once.
+// Propose records a run. With inputs it is a draft until they are uploaded; without
+// inputs it waits for its review. The error is a [RefusedError] if the run was recorded
+// and refused at once.
 func (s *Service) Propose(ctx context.Context, who auth.Principal, via string, p Proposal) (Run, error) {
 	if err := s.mayPropose(ctx, who); err != nil {
 		return Run{}, err
@@ -333,7 +337,7 @@ func (s *Service) Propose(ctx context.Context, who auth.Principal, via string, p
 		return Run{}, err
 	}
 	if l := c.Limited(); time.Duration(l.Time) > s.conf.Longest {
-		return Run{}, invalid("limits.time", "is %s, and this server allows %s", l.Time, contract.Duration(s.conf.Longest))
+		return Run{}, invalid("limits.time", "is %s, but this server allows %s", l.Time, contract.Duration(s.conf.Longest))
 	}
 	r := Run{
 		ID: "run_" + rand.Text(), Project: who.Project, Proposer: who.String(), Via: via, State: Draft, Contract: c, ContractText: p.Text, ContractDigest: c.Digest(),
@@ -376,7 +380,7 @@ func (s *Service) Propose(ctx context.Context, who auth.Principal, via string, p
 		return Run{}, err
 	}
 	if len(r.Inputs) > 0 {
-		// What cannot start is refused before its inputs are uploaded.
+		// Refuse a run that cannot start before its inputs are uploaded.
 		if why, by, err := s.obstacle(ctx, who, &r); err != nil {
 			return Run{}, err
 		} else if why != "" {
@@ -410,8 +414,8 @@ func (s *Service) roomFor(ctx context.Context, tx *store.Tx, r *Run) error {
 	return nil
 }
 
-// obstacle returns why r cannot be reviewed: its contract is wider than the boundary, or
-// evidence is missing.
+// obstacle returns why r is refused before its review, or "": its contract is wider
+// than the boundary, or evidence is missing.
 func (s *Service) obstacle(ctx context.Context, who auth.Principal, r *Run) (why, by string, err error) {
 	var b *Stored
 	err = s.db.View(ctx, func(tx *store.Tx) error {
@@ -427,7 +431,7 @@ func (s *Service) obstacle(ctx context.Context, who auth.Principal, r *Run) (why
 			return "the contract is wider than the project's boundary: " + wide[0].String(), byBoundary, nil
 		}
 	}
-	why, err = s.evidence(ctx, who, r)
+	why, err = s.missingEvidence(ctx, who, r)
 	return why, byEvidence, err
 }
 
@@ -441,7 +445,7 @@ func (s *Service) refuse(ctx context.Context, r *Run, by, why string) (Run, erro
 	return Run{}, &RefusedError{*r}
 }
 
-// bounded cuts a text.
+// bounded returns the first most bytes of a text.
 func bounded(v string, most int) string {
 	if len(v) <= most {
 		return v
@@ -469,9 +473,9 @@ func (s *Service) PutInput(ctx context.Context, who auth.Principal, id, name str
 	sum := sha256.Sum256(b)
 	switch {
 	case int64(len(b)) != r.Inputs[i].Size:
-		return Run{}, invalid("body", "has not the announced size of %d bytes", r.Inputs[i].Size)
+		return Run{}, invalid("body", "does not have the announced size of %d bytes", r.Inputs[i].Size)
 	case hex.EncodeToString(sum[:]) != r.Inputs[i].SHA256:
-		return Run{}, invalid("body", "has not the announced digest")
+		return Run{}, invalid("body", "does not have the announced digest")
 	}
 	blob := "rin_" + rand.Text()
 	if err := s.kept.seal(blob, b, []byte(blob)); err != nil {
@@ -518,8 +522,8 @@ func (s *Service) input(ctx context.Context, who auth.Principal, id, name string
 	return r, i, nil
 }
 
-// own returns a run that who has proposed: of an agent all keys of its inbox that may
-// propose.
+// own returns a run that who has proposed. All keys of an agent's inbox that may
+// propose are the same proposer.
 func (s *Service) own(ctx context.Context, who auth.Principal, id string) (Run, error) {
 	if err := s.mayPropose(ctx, who); err != nil {
 		return Run{}, err
@@ -534,7 +538,7 @@ func (s *Service) own(ctx context.Context, who auth.Principal, id string) (Run, 
 	return r, nil
 }
 
-// Submit proposes a draft whose inputs are all here.
+// Submit proposes a draft whose inputs were all uploaded.
 func (s *Service) Submit(ctx context.Context, who auth.Principal, id string) (Run, error) {
 	r, err := s.own(ctx, who, id)
 	if err != nil {
@@ -545,13 +549,13 @@ func (s *Service) Submit(ctx context.Context, who auth.Principal, id string) (Ru
 	}
 	for _, in := range r.Inputs {
 		if !in.Received {
-			return Run{}, invalid("inputs", "the bytes of %.200q are not here", in.Path)
+			return Run{}, invalid("inputs", "the bytes of %.200q were not uploaded", in.Path)
 		}
 	}
 	return s.submit(ctx, who, r)
 }
 
-// submit proposes the action by which r is reviewed.
+// submit proposes the action that reviews r.
 func (s *Service) submit(ctx context.Context, who auth.Principal, r Run) (Run, error) {
 	why, by, err := s.obstacle(ctx, who, &r)
 	if err != nil {
@@ -566,7 +570,7 @@ func (s *Service) submit(ctx context.Context, who auth.Principal, r Run) (Run, e
 	r.scope = r.scopeOf()
 	err = s.db.UpdateIn(ctx, store.Project(r.Project), func(tx *store.Tx) error {
 		c := r
-		// The boundary may have been narrowed since the look at it.
+		// The boundary may have been narrowed since obstacle compared it.
 		b, err := s.bound(ctx, tx, c.Project)
 		if err != nil {
 			return err
@@ -577,7 +581,7 @@ func (s *Service) submit(ctx context.Context, who auth.Principal, r Run) (Run, e
 				return fmt.Errorf("%w: %s", contract.ErrWider, wide[0])
 			}
 		}
-		earlier, since, err := s.earlier(ctx, tx, &c)
+		earlier, since, err := s.earlierApproval(ctx, tx, &c)
 		if err != nil {
 			return err
 		}
@@ -596,7 +600,7 @@ func (s *Service) submit(ctx context.Context, who auth.Principal, r Run) (Run, e
 			c.Refused, c.Reason, c.Ended = byReview, bounded("the review refused it: "+a.Verdict, 1000), time.Now()
 			err = s.move(ctx, tx, system(&c), &c, Refused, audit.RunRefuse, c.Reason)
 		case oversight.Approved:
-			err = s.move(ctx, tx, who, &c, Proposed, audit.RunApprove, "let start without a person: "+a.Verdict)
+			err = s.move(ctx, tx, who, &c, Proposed, audit.RunApprove, "approved without a person: "+a.Verdict)
 		default:
 			err = s.move(ctx, tx, who, &c, Proposed, audit.RunPropose, "waits for its review")
 		}
@@ -619,7 +623,7 @@ func (s *Service) submit(ctx context.Context, who auth.Principal, r Run) (Run, e
 	return r, nil
 }
 
-// describe returns what people approve.
+// describe returns the payload that people approve.
 func (r *Run) describe(since *changes) payload {
 	p := payload{
 		Run: r.ID, Contract: r.Contract.Canonical(), Digest: r.ContractDigest, Boundary: r.BoundaryDigest, Template: r.template, Task: r.Task, Commands: r.Commands, Inputs: []announced{},
@@ -631,7 +635,7 @@ func (r *Run) describe(since *changes) payload {
 	return p
 }
 
-// request returns what policy is asked about r.
+// request returns the request that policy decides on.
 func (r *Run) request() policy.Request {
 	q := policy.Request{Kind: policy.KindRun, Via: r.Via, Template: r.Contract.Template, Detail: map[string]string{
 		"contract": r.Contract.Name, "digest": r.ContractDigest, "template": r.Contract.Template, "approved": r.Approved,
@@ -643,9 +647,9 @@ func (r *Run) request() policy.Request {
 	return q
 }
 
-// Cancel ends a run: one that waits is not started, one that runs is stopped, and its
-// sandbox removed. Who has proposed it may, the project's key, and people who decide.
-// Cancelling it again changes nothing.
+// Cancel cancels a run. One that waits is never started. One that runs is stopped, and
+// its sandbox is removed. The proposer, the project's key and people who may decide can
+// cancel it. Cancelling it again changes nothing.
 func (s *Service) Cancel(ctx context.Context, who auth.Principal, id string) (Run, error) {
 	if err := s.mayPropose(ctx, who); err != nil {
 		return Run{}, err
@@ -687,7 +691,7 @@ func (s *Service) Cancel(ctx context.Context, who auth.Principal, id string) (Ru
 	if stopped {
 		s.forget(ctx, &r)
 		if r.Action != "" {
-			// The action would execute nothing; it is taken out of the reviewers' way.
+			// The action would do nothing. Withdraw it, so that nobody reviews it.
 			s.withdraw(ctx, who, r)
 		}
 		return r, nil

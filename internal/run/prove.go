@@ -48,15 +48,15 @@ const (
 
 // ProverConfig is the configuration of a [Prover].
 type ProverConfig struct {
-	// Server is the name in whose name statements are signed; required.
+	// Server is the name under which statements are signed; required.
 	Server string
-	// Signer returns the ID of the key that signs now, and the key; required.
+	// Signer returns the key that signs now, with its ID; required.
 	Signer func(ctx context.Context) (id string, key crypto.Signer, err error)
-	// Records returns the record of the programs of a sandbox; nil means that there is
-	// none, so that no clause about them is kept.
+	// Records returns the record of the programs of a sandbox. Nil means that there are
+	// no records, so that no clause that needs them is kept.
 	Records func(ctx context.Context, sandbox string) (command.Record, error)
-	// Permits ends what people have allowed a sandbox for a time; nil means that nothing
-	// is ended. What is in force is looked for in any case.
+	// Permits ends the temporary permits of a sandbox. Nil means that none is ended.
+	// Permits that are in force are looked for in any case.
 	Permits *permit.Register
 	// Lent reports whether a key of an inbox is lent to a sandbox; nil means that this
 	// server lends none.
@@ -80,10 +80,9 @@ func NewProver(log *slog.Logger, db *store.DB, exports *Exports, conf ProverConf
 	return &Prover{log: log, db: db, exports: exports, conf: conf}, nil
 }
 
-// Prove writes the report of a run that has ended, of which e is what the service saw,
-// and once its sandbox is gone signs its statement. It is idempotent: nothing changes
-// once the statement is signed. For a sandbox that is kept, call it again after the
-// teardown.
+// Prove writes the report of a run that has ended; e is the evidence of the service.
+// Once the sandbox is gone, it also signs the statement, after which Prove changes
+// nothing more. For a sandbox that is kept, call it again after the teardown.
 func (p *Prover) Prove(ctx context.Context, r Run, e Evidence) error {
 	var signed string
 	err := p.db.View(ctx, func(tx *store.Tx) error {
@@ -98,7 +97,7 @@ func (p *Prover) Prove(ctx context.Context, r Run, e Evidence) error {
 	if r.Ended.IsZero() {
 		r.Ended = time.Now()
 	}
-	s := seen{run: r, e: e}
+	s := observations{run: r, e: e}
 	if err := p.gather(ctx, &s); err != nil {
 		return fmt.Errorf("prove run %s: %w", r.ID, err)
 	}
@@ -106,7 +105,7 @@ func (p *Prover) Prove(ctx context.Context, r Run, e Evidence) error {
 	if err != nil {
 		return fmt.Errorf("prove run %s: %w", r.ID, err)
 	}
-	if v := late(report.Clauses); v != "" && r.Outcome == Succeeded {
+	if v := lateViolation(report.Clauses); v != "" && r.Outcome == Succeeded {
 		// The service did not know of it when the run ended.
 		report.Outcome, report.Reason = string(Violated), v
 		s.run.Reason = v
@@ -142,9 +141,9 @@ func (p *Prover) Prove(ctx context.Context, r Run, e Evidence) error {
 	return nil
 }
 
-// late returns what violates the contract, but for the teardown, which comes after the
-// outcome.
-func late(clauses []api.RunClause) string {
+// lateViolation returns the first violation among the clauses, or "". The teardown does
+// not count, because it comes after the outcome.
+func lateViolation(clauses []api.RunClause) string {
 	for _, c := range clauses {
 		if c.Verdict == api.ClauseViolated && c.ID != clauseTeardown {
 			return "clause " + c.ID + " was violated: " + c.Because
@@ -155,16 +154,18 @@ func late(clauses []api.RunClause) string {
 
 const clauseTeardown = "teardown"
 
-// Violations returns what the records show of a run whose commands have ended, beside
-// what e has: call it before the outcome is decided and before [Exports.Collect].
+// Violations returns the violations that the records show and that e does not have.
+// Call it when the commands of the run have ended, before its outcome is decided and
+// before [Exports.Collect].
 func (p *Prover) Violations(ctx context.Context, r Run, e Evidence) (out []Violation, err error) {
-	s := seen{run: r, e: e}
+	s := observations{run: r, e: e}
 	if err := p.gather(ctx, &s); err != nil {
 		return nil, fmt.Errorf("look for violations of run %s: %w", r.ID, err)
 	}
 	for _, c := range s.judge() {
 		known := slices.ContainsFunc(e.Violations, func(v Violation) bool { return v.Clause == c.ID })
-		// Limits and artifacts have outcomes of their own, and what failed is not a violation.
+		// Limits and artifacts have outcomes of their own, and a failed command is not a
+		// violation.
 		if c.Verdict == api.ClauseViolated && !known && !slices.Contains([]string{clauseTeardown, "limits", "artifacts", "on_failure"}, c.ID) {
 			out = append(out, Violation{At: time.Now().UTC(), Clause: c.ID, Text: c.Because, Rank: Rank(c.Rank)})
 		}
@@ -172,8 +173,8 @@ func (p *Prover) Violations(ctx context.Context, r Run, e Evidence) (out []Viola
 	return out, nil
 }
 
-// gather reads what others have recorded of a run.
-func (p *Prover) gather(ctx context.Context, s *seen) error {
+// gather reads what other packages recorded about a run.
+func (p *Prover) gather(ctx context.Context, s *observations) error {
 	r := s.run
 	if r.Sandbox != "" && p.conf.Records != nil {
 		rec, err := p.conf.Records(ctx, r.Sandbox)
@@ -209,7 +210,7 @@ func (p *Prover) gather(ctx context.Context, s *seen) error {
 		s.traces = append(s.traces, api.RunTrace{What: t.What, Gone: t.Gone, Detail: t.Detail, At: s.e.Gone})
 	}
 	if !s.e.Gone.IsZero() {
-		traces, err := p.look(ctx, r)
+		traces, err := p.lookForTraces(ctx, r)
 		if err != nil {
 			return err
 		}
@@ -219,7 +220,7 @@ func (p *Prover) gather(ctx context.Context, s *seen) error {
 }
 
 // contacts reads what the wall recorded of the run's sandbox.
-func (p *Prover) contacts(ctx context.Context, s *seen) error {
+func (p *Prover) contacts(ctx context.Context, s *observations) error {
 	type key struct {
 		what, host, address, method, url, status, reason string
 	}
@@ -242,8 +243,9 @@ func (p *Prover) contacts(ctx context.Context, s *seen) error {
 				continue
 			}
 			if n++; c.What == wallRepeated && strings.Contains(c.Reason, "events over the limit of") {
-				// The attack: many different connections, so that the one that counts is not written.
-				s.networkCut = fmt.Sprintf("the wall counted %d further events without writing down each", c.Count)
+				// The attack: many different connections, so that the important one is not
+				// recorded.
+				s.networkCut = fmt.Sprintf("the wall counted %d further events without recording each of them", c.Count)
 			}
 			k := key{c.What, c.Host, c.Address, c.Method, c.URL, c.Status, c.Reason}
 			if j, ok := at[k]; ok {
@@ -266,7 +268,7 @@ func (p *Prover) contacts(ctx context.Context, s *seen) error {
 	}
 }
 
-// contact returns an entry of the wall.
+// contact converts an audit entry of the wall. It returns false for other entries.
 func contact(e *audit.Entry) (api.RunContact, bool) {
 	what := string(e.Verb)
 	if !slices.Contains([]string{wallRequest, wallConnected, wallDenied, wallCut, wallCaptured, wallRepeated, wallMisdirected, wallMasked}, what) {
@@ -326,9 +328,9 @@ func (p *Prover) decisions(ctx context.Context, r Run) (out []api.RunDecision, e
 	return out, err
 }
 
-// look looks for what the fleet does not hold of a sandbox that was removed: each thing
-// is looked for, and nothing is assumed to be gone.
-func (p *Prover) look(ctx context.Context, r Run) (out []api.RunTrace, err error) {
+// lookForTraces looks for traces of a removed sandbox that are not the fleet's. It
+// looks for each one, and assumes of none that it is gone.
+func (p *Prover) lookForTraces(ctx context.Context, r Run) (out []api.RunTrace, err error) {
 	note := func(what string, gone bool, format string, args ...any) {
 		out = append(out, api.RunTrace{What: what, Gone: gone, Detail: shortened(fmt.Sprintf(format, args...), 300), At: time.Now().UTC()})
 	}
@@ -360,23 +362,23 @@ func (p *Prover) look(ctx context.Context, r Run) (out []api.RunTrace, err error
 		note("answer to a call", false, "this server runs no sandboxes and could make no call")
 		return out, nil
 	}
-	// A call as before the teardown, over the road that this server itself uses.
+	// Call the guest as this server does before the teardown.
 	call, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	_, err = p.exports.files.ListFiles(call, r.Sandbox, []string{"/*"}, 1)
 	switch {
 	case err == nil:
-		note("answer to a call", false, "a call of the program inside was answered")
+		note("answer to a call", false, "the guest answered a call")
 	case call.Err() != nil:
-		note("answer to a call", false, "a call of the program inside was not refused in time")
+		note("answer to a call", false, "a call to the guest was not refused in time")
 	default:
-		note("answer to a call", true, "a call of the program inside failed: %v", err)
+		note("answer to a call", true, "a call to the guest failed: %v", err)
 	}
 	return out, ctx.Err()
 }
 
 // report returns the report of what was seen.
-func (p *Prover) report(ctx context.Context, s *seen) (api.RunReport, error) {
+func (p *Prover) report(ctx context.Context, s *observations) (api.RunReport, error) {
 	r := s.run
 	out := api.RunReport{
 		Run: r.ID, Contract: r.Contract.Name, Digest: r.ContractDigest, Boundary: r.BoundaryDigest, Template: r.Contract.Template, Image: s.e.Image, Sandbox: r.Sandbox, Proposer: r.Proposer,
@@ -423,8 +425,8 @@ func (p *Prover) report(ctx context.Context, s *seen) (api.RunReport, error) {
 	return out, err
 }
 
-// programs fills in what the record of programs says.
-func (s *seen) programs(out *api.RunReport) {
+// programs adds the record of programs to the report.
+func (s *observations) programs(out *api.RunReport) {
 	out.Programs.List = []api.RunProgram{}
 	if s.record == nil {
 		return
@@ -449,7 +451,7 @@ func (s *seen) programs(out *api.RunReport) {
 	}
 	at := map[string]int{}
 	for _, o := range rec.Opens {
-		if s.ours(o) {
+		if s.byGuest(o) {
 			continue
 		}
 		i, ok := at[o.Path]
@@ -472,7 +474,7 @@ func (s *seen) programs(out *api.RunReport) {
 	}
 }
 
-// errorName returns the number of an error of Linux as a text.
+// errorName returns the name of a Linux errno.
 func errorName(n int) string {
 	switch n {
 	case 1:
@@ -498,7 +500,7 @@ func recordDigest(rec *command.Record) string {
 }
 
 // sign returns the signed statement of a report.
-func (p *Prover) sign(ctx context.Context, s *seen, report *api.RunReport) ([]byte, error) {
+func (p *Prover) sign(ctx context.Context, s *observations, report *api.RunReport) ([]byte, error) {
 	r := s.run
 	st := attest.Run{
 		Run: r.ID, Server: p.conf.Server, Project: r.Project, Sandbox: r.Sandbox, Proposer: r.Proposer, Outcome: report.Outcome, Reasons: []string{},

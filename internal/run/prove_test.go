@@ -58,7 +58,7 @@ func setupProof(t *testing.T, db *store.DB) *proofFixture {
 	return f
 }
 
-// wall records what happened at the wall of a sandbox.
+// wall records an event at the wall of a sandbox.
 func (f *proofFixture) wall(box string, verb audit.Verb, fields audit.Fields) {
 	f.t.Helper()
 	who := auth.Principal{Kind: auth.Sandbox, ID: box, Project: f.owner.Project}
@@ -114,7 +114,7 @@ func verdict(r api.RunReport, id string) string {
 	return ""
 }
 
-func TestRunsAreProved(t *testing.T) {
+func TestStatementIsSignedAfterTheTeardown(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setupProof(t, db)
 		r, e := f.done("run_1")
@@ -200,9 +200,9 @@ func TestRunsAreProved(t *testing.T) {
 	})
 }
 
-// TestTeardownIsLookedFor: each thing that could be left behind is planted, and makes the
-// clause violated.
-func TestTeardownIsLookedFor(t *testing.T) {
+// TestTeardownFindsLeftovers: each thing that could be left behind is planted, and must
+// make the clause violated.
+func TestTeardownFindsLeftovers(t *testing.T) {
 	f := setupProof(t, storetest.SQLite(t))
 	for i, tt := range []struct {
 		name, what string
@@ -239,8 +239,9 @@ func TestTeardownIsLookedFor(t *testing.T) {
 	}
 }
 
-// TestTheWallsGapsAreNotSuccess: what the wall only counted is not known.
-func TestTheWallsGapsAreNotSuccess(t *testing.T) {
+// TestUnrecordedConnectionsAreNotVerified: events that the wall only counted are
+// unknown.
+func TestUnrecordedConnectionsAreNotVerified(t *testing.T) {
 	f := setupProof(t, storetest.SQLite(t))
 	r, e := f.done("run_1")
 	f.wall(r.Sandbox, audit.EgressRepeated, audit.Fields{"count": "900", "reason": "900 events over the limit of 50 in 1m0s, the first: x"})
@@ -255,9 +256,9 @@ func TestTheWallsGapsAreNotSuccess(t *testing.T) {
 	}
 }
 
-// TestARunThatViolatedItsContractHasNotSucceeded: what only the records show makes the
-// statement say so.
-func TestARunThatViolatedItsContractHasNotSucceeded(t *testing.T) {
+// TestRecordedViolationsChangeTheOutcome: a violation that only the records show
+// changes the outcome in report and statement.
+func TestRecordedViolationsChangeTheOutcome(t *testing.T) {
 	f := setupProof(t, storetest.SQLite(t))
 	r, e := f.done("run_1")
 	f.record.Opens = append(f.record.Opens, command.Opened{Path: "/etc/cron.d/x", Time: time.Now()})

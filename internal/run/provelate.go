@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// unprovedAge is how long after its end a run without a statement is looked at
-	// again: until then the one that performed it writes its report.
+	// unprovedAge is how long after a run's end its missing statement is written here.
+	// Until then the server that performed the run writes it.
 	unprovedAge = time.Minute
-	// unprovedMost is how long after its end that is tried.
+	// unprovedMost is how long after a run's end that is tried.
 	unprovedMost = 7 * 24 * time.Hour
 )
 
-// proveLeft writes what is missing of the reports and statements of runs that have
-// ended, after a server was killed in between or could not write them.
-func (s *Service) proveLeft(ctx context.Context) error {
+// proveMissing writes the missing reports and statements of runs that have ended, in
+// case a server was killed before it wrote them, or could not write them.
+func (s *Service) proveMissing(ctx context.Context) error {
 	if s.conf.Prover == nil {
 		return nil
 	}

@@ -37,7 +37,7 @@ func exportOf(a oversight.Action) (e export, err error) {
 	return e, nil
 }
 
-// artifact returns what is needed to read the bytes of e.
+// artifact returns the fields that read needs.
 func (e export) artifact() *artifact {
 	return &artifact{Run: e.Run, N: e.N, SHA256: e.SHA256, Blob: e.Blob}
 }
@@ -73,8 +73,8 @@ func (x *Exports) Execute(ctx context.Context, a oversight.Action) oversight.Out
 		if err != nil {
 			return err
 		}
-		// The attack: a row that was changed since, so that the list and the download
-		// show something else than what was approved.
+		// The attack: the row was changed since the approval, so that the list and the
+		// download show something else.
 		if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != a.Hex() || row.Project != a.Project {
 			return errChanged
 		}
@@ -100,8 +100,9 @@ func (x *Exports) Execute(ctx context.Context, a oversight.Action) oversight.Out
 
 var errChanged = errors.New("the row of the artifact is not what was approved")
 
-// byRule says whether a rule may release e now. It waits for the end of the run, as
-// what is found until then may violate the contract: then only a person releases.
+// byRule reports whether a rule may release e now. It waits for the end of the run,
+// because a violation may still be found. After a violation only a person may release
+// files.
 func (x *Exports) byRule(ctx context.Context, e export) (oversight.Outcome, bool) {
 	var state, outcome string
 	err := x.db.Peek(ctx, `select state, outcome from run where id = $1`, []any{e.Run}, &state, &outcome)
@@ -131,7 +132,8 @@ func (x *Exports) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Act
 	return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before anything was released; it is tried again"}, nil
 }
 
-// Moved implements [oversight.Watcher]: what is not released any more loses its bytes.
+// Moved implements [oversight.Watcher]: it removes the bytes of files that will not be
+// released.
 func (x *Exports) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	state := ""
 	switch a.State {
@@ -152,7 +154,7 @@ func (x *Exports) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) e
 	var blob string
 	err := tx.One(ctx, `select blob_id from run_artifact where action_id = $1 and state = $2`, []any{a.ID, api.ArtifactWaiting}, &blob)
 	if errors.Is(err, store.ErrNotFound) {
-		return nil // it was denied as it was proposed, and has no row yet
+		return nil // it was denied when it was proposed, and has no row yet
 	}
 	if err != nil {
 		return fmt.Errorf("move artifact of %s: %w", a.ID, err)
@@ -215,7 +217,7 @@ func (x *Exports) Show(a oversight.Action) (oversight.View, error) {
 	return v, nil
 }
 
-// releasable reports whether an action in a state has, or may get, released bytes.
+// releasable reports whether the bytes of an action in state s are still kept.
 func releasable(s oversight.State) bool {
 	switch s {
 	case oversight.Denied, oversight.Failed, oversight.Cancelled:
@@ -241,12 +243,13 @@ func (x *Exports) OpenFile(a oversight.Action, index int) (oversight.File, []byt
 	return oversight.File{Name: e.Name, Type: mediaType(e.Type), Size: e.Size, SHA256: e.SHA256, Open: true}, data, nil
 }
 
-// sweepAge is how old bytes that no row names must be to be removed: until then their
+// sweepAge is the age from which bytes without a row are removed. Before that, their
 // row may still be written.
 const sweepAge = time.Hour
 
-// Run removes released artifacts after [KeepReleased], and bytes that no artifact names,
-// until ctx is done. What was not decided in time the gate denies, which removes it.
+// Run removes released artifacts after [KeepReleased], and bytes that no artifact
+// names, until ctx is done. Artifacts that nobody decides on in time are denied by the
+// gate, and so removed.
 func (x *Exports) Run(ctx context.Context) error {
 	t := time.NewTicker(15 * time.Minute)
 	defer t.Stop()
@@ -262,7 +265,7 @@ func (x *Exports) Run(ctx context.Context) error {
 	}
 }
 
-// Clean removes once what is to be removed at a time.
+// Clean removes everything that is due at now, once.
 func (x *Exports) Clean(ctx context.Context, now time.Time) error {
 	for {
 		var old []artifact
@@ -277,7 +280,7 @@ func (x *Exports) Clean(ctx context.Context, now time.Time) error {
 		for _, a := range old {
 			err := x.db.UpdateIn(ctx, store.Project(a.Project), func(tx *store.Tx) error {
 				ok, err := tx.Changed(ctx, `update run_artifact set state = $1, reason = $2, blob_id = '' where run_id = $3 and n = $4 and state = $5`,
-					api.ArtifactRemoved, "its time was over", a.Run, a.N, api.ArtifactReleased)
+					api.ArtifactRemoved, "it was kept for as long as released files are kept", a.Run, a.N, api.ArtifactReleased)
 				if ok {
 					tx.AfterCommit(func() { x.forget(a.Blob) })
 				}
@@ -294,7 +297,7 @@ func (x *Exports) Clean(ctx context.Context, now time.Time) error {
 	return x.sweep(ctx, now.Add(-sweepAge))
 }
 
-// sweep removes the blobs that are older than a moment and that no row names.
+// sweep removes blobs that were stored before a time and that no row names.
 func (x *Exports) sweep(ctx context.Context, before time.Time) error {
 	return x.blobs.Old(before, func(ids []string) error {
 		var named []string

@@ -18,54 +18,56 @@ import (
 	"postern/internal/sandbox"
 )
 
-// A Rank says who saw a piece of evidence.
+// A Rank says who observed a piece of evidence.
 type Rank string
 
 // The ranks.
 const (
-	ByKernel Rank = attest.RankKernel // the sandbox's kernel, outside of the reach of its code
+	ByKernel Rank = attest.RankKernel // the sandbox's kernel, out of reach of its code
 	ByWall   Rank = attest.RankWall   // the sandbox's only link
 	ByHost   Rank = attest.RankHost   // this program: decisions, limits, teardown
-	ByGuest  Rank = attest.RankGuest  // the program inside: wrong if the sandbox's kernel was broken
+	ByGuest  Rank = attest.RankGuest  // the guest; may be wrong if the sandbox's kernel was compromised
 	ByNobody Rank = attest.RankNone
 )
 
-// Evidence is what the service saw of a run. It is kept as JSON with the run, and has
-// counts, names and digests, never contents. The prover adds what others recorded: the
-// commands, the audit, the actions.
+// Evidence is what the service observed of a run. It is stored as JSON with the run. It
+// has counts, names and digests, never contents. The prover adds what other packages
+// recorded: commands, audit entries and actions.
 type Evidence struct {
-	// Complete says that the server saw the run to its end. A lost run's is false.
+	// Complete means that the server observed the run to its end. It is false for a lost
+	// run.
 	Complete bool `json:"complete"`
-	// Confined is when the sandbox's view of files was in force; zero: it never was.
+	// Confined is when the sandbox's view of files took effect; zero if it never did.
 	Confined time.Time `json:"confined,omitzero"`
-	// Traced says that the kernel recorded which files were opened for writing.
+	// Traced means that the kernel recorded which files were opened for writing.
 	Traced     bool        `json:"traced,omitempty"`
-	Template   string      `json:"template,omitempty"`   // ID that the contract's name meant
+	Template   string      `json:"template,omitempty"`   // ID of the build that the contract's template stood for
 	Image      string      `json:"image,omitempty"`      // digest of its root file system; may be empty
 	Violations []Violation `json:"violations,omitempty"` // in order
 	Limits     []Reached   `json:"limits,omitempty"`     // that were reached
 	Usage      Usage       `json:"usage,omitzero"`
-	// Killed says that all processes were looked for and killed after the last command.
+	// Killed means that all processes were killed after the last command.
 	Killed bool `json:"killed,omitempty"`
-	// Kept is until when the sandbox is kept paused; zero: it was removed at once.
+	// Kept is until when the sandbox is kept paused; zero if it is not kept.
 	Kept time.Time `json:"kept,omitzero"`
-	// Gone is when the sandbox was removed; zero: not yet, or there was none. The
+	// Gone is when the sandbox was removed; zero before that, or if there was none. The
 	// statement is signed once it is set, or if Run.Sandbox is empty.
 	Gone time.Time `json:"gone,omitzero"`
-	// Teardown is what was looked for after that.
+	// Teardown is what the fleet looked for after that.
 	Teardown []sandbox.Trace `json:"teardown,omitempty"`
 }
 
-// A Violation is something that the run did, or tried, and its contract does not allow.
+// A Violation is something that the run did, or tried, although its contract does not
+// allow it.
 type Violation struct {
 	At     time.Time `json:"at"`
 	Clause string    `json:"clause"` // ID of the clause
 	Text   string    `json:"text"`   // for a person; parts may be hostile
 	Rank   Rank      `json:"rank"`
-	Ended  bool      `json:"ended,omitempty"` // the run was ended for it
+	Ended  bool      `json:"ended,omitempty"` // the run was ended because of it
 }
 
-// A Reached limit.
+// A Reached is a limit that was reached.
 type Reached struct {
 	At    time.Time `json:"at"`
 	Name  string    `json:"name"`  // time, memory, cpus, disk, output or processes
@@ -73,7 +75,7 @@ type Reached struct {
 	Seen  int64     `json:"seen"`
 }
 
-// Usage is the most that was sampled of a run's sandbox.
+// Usage is the maximum that was sampled of a run's sandbox.
 type Usage struct {
 	MemoryBytes int64 `json:"memory_bytes"`
 	DiskBytes   int64 `json:"disk_bytes"`
@@ -82,17 +84,17 @@ type Usage struct {
 	Samples     int   `json:"samples"`
 }
 
-// seen is everything by which the clauses of a run are judged.
-type seen struct {
+// observations are the evidence by which the clauses of a run are judged.
+type observations struct {
 	run Run
 	e   Evidence
 
-	record     *command.Record // of the sandbox's programs; nil: there is none
+	record     *command.Record // of the sandbox's programs; nil if there is none
 	network    []api.RunContact
-	networkCut string // why the list is not all that the wall recorded; else empty
+	networkCut string // why network is incomplete; else empty
 	mails      []api.RunMail
 	artifacts  []api.RunArtifact
-	collected  *collection // nil: they were not collected
+	collected  *collection // nil if they were not collected
 	traces     []api.RunTrace
 }
 
@@ -115,10 +117,10 @@ func unverified(format string, args ...any) finding {
 	return finding{api.ClauseNotVerified, ByNobody, fmt.Sprintf(format, args...)}
 }
 
-// judge returns the verdicts of all clauses. Missing evidence is never success: what is
-// not known to be kept is not verified. A violation that was seen stays one, whatever
-// else is missing.
-func (s *seen) judge() []api.RunClause {
+// judge returns the verdicts of all clauses. Missing evidence is never success: a
+// clause that is not known to be kept is not verified. An observed violation stays one,
+// whatever else is missing.
+func (s *observations) judge() []api.RunClause {
 	rules := map[string]func() finding{
 		"commands": s.commands, "files": s.files, "inputs": s.inputs, "network": s.net, "packages": s.packages, "credentials": s.credentials,
 		"mail": s.mail, "limits": s.limits, "on_failure": s.onFailure, "artifacts": s.exports, "teardown": s.teardown,
@@ -137,7 +139,7 @@ func (s *seen) judge() []api.RunClause {
 			f = v
 		}
 		if f.verdict == api.ClauseKept && (s.run.Outcome == Lost || !s.e.Complete) {
-			f = unverified("the server did not see the run to its end, so nobody knows what happened")
+			f = unverified("the server did not observe the run to its end")
 		}
 		if f.verdict == api.ClauseKept && f.rank == ByNobody {
 			f = unverified("%s", f.because) // unreachable: every kept clause has evidence
@@ -147,8 +149,8 @@ func (s *seen) judge() []api.RunClause {
 	return out
 }
 
-// violation returns the first violation of a clause that the service saw.
-func (s *seen) violation(clause string) (finding, bool) {
+// violation returns the first violation of a clause that the service observed.
+func (s *observations) violation(clause string) (finding, bool) {
 	n := 0
 	var first Violation
 	for _, v := range s.e.Violations {
@@ -169,8 +171,8 @@ func (s *seen) violation(clause string) (finding, bool) {
 	return violated(rank, "At %s: %s", first.At.UTC().Format(time.TimeOnly), first.Text), true
 }
 
-// recorded returns what is missing in the record of programs; empty: nothing.
-func (s *seen) recorded() string {
+// recordGap returns what is missing in the record of programs, or "".
+func (s *observations) recordGap() string {
 	switch {
 	case s.record == nil:
 		return "there is no record of programs"
@@ -186,8 +188,8 @@ func (s *seen) recorded() string {
 	return ""
 }
 
-func (s *seen) commands() finding {
-	if why := s.recorded(); why != "" {
+func (s *observations) commands() finding {
+	if why := s.recordGap(); why != "" {
 		return unverified("%s", why)
 	}
 	if s.record.Refused > 0 {
@@ -196,8 +198,8 @@ func (s *seen) commands() finding {
 	return kept(ByKernel, "%s, as the contract allows.", number(int64(s.record.Started), "program was started", "programs were started"))
 }
 
-func (s *seen) files() finding {
-	if why := s.recorded(); why != "" {
+func (s *observations) files() finding {
+	if why := s.recordGap(); why != "" {
 		return unverified("%s", why)
 	}
 	if !s.e.Traced {
@@ -209,7 +211,7 @@ func (s *seen) files() finding {
 	wrote, refused := 0, 0
 	for _, o := range s.record.Opens {
 		switch {
-		case s.ours(o):
+		case s.byGuest(o):
 		case o.Err != 0:
 			refused++
 		case s.writable(o.Path):
@@ -221,10 +223,10 @@ func (s *seen) files() finding {
 	return kept(ByKernel, "%s for writing, only where the contract allows it; %s elsewhere.", number(int64(wrote), "file was opened", "files were opened"), number(int64(refused), "open was refused", "opens were refused"))
 }
 
-// ours reports whether an open is one of the program inside that makes the view and puts
-// inputs in: it came before the first command, or is below its own directory, which is in
-// no view. Contracts cannot name that directory.
-func (s *seen) ours(o command.Opened) bool {
+// byGuest reports whether the guest opened the file, to make the view or to copy
+// inputs. It does so before the first command, or below its own directory, which no
+// view contains and no contract can name.
+func (s *observations) byGuest(o command.Opened) bool {
 	return o.Time.Before(s.run.Started) || strings.HasPrefix(path.Clean(o.Path), "/run/postern/")
 }
 
@@ -244,9 +246,9 @@ func was(n int64) string {
 	return "were"
 }
 
-// writable reports whether the contract lets programs write at a path. The devices of a
-// view (null, zero, tty, …) keep nothing.
-func (s *seen) writable(p string) bool {
+// writable reports whether the contract lets programs write to a path. The devices of a
+// view (null, zero, tty, …) store nothing.
+func (s *observations) writable(p string) bool {
 	p = path.Clean(p)
 	if strings.HasPrefix(p, "/dev/") || strings.HasPrefix(p, "/proc/") { // a view has devices and processes of its own
 		return true
@@ -257,7 +259,7 @@ func (s *seen) writable(p string) bool {
 	})
 }
 
-func (s *seen) inputs() finding {
+func (s *observations) inputs() finding {
 	if s.run.Started.IsZero() {
 		return unverified("the run did not start")
 	}
@@ -286,12 +288,13 @@ func (s *seen) inputs() finding {
 	return kept(ByHost, "%s put in, with the digests that were reviewed.", number(int64(len(s.run.Inputs)), "input was", "inputs were"))
 }
 
-func (s *seen) net() finding {
+func (s *observations) net() finding {
 	if s.run.Sandbox == "" {
 		return unverified("there was no sandbox")
 	}
 	eg := s.run.Contract.Egress()
-	// What is private, the operator's ceiling decides; here it counts what the contract names.
+	// The operator's ceiling decides about private addresses. Here only the contract
+	// counts.
 	out, err := policy.NewOutbound(eg, policy.Ceiling{Internet: true, Allow: s.run.Contract.Network.Allow, Packages: eg.Packages})
 	if err != nil {
 		return unverified("the contract's network cannot be read: %v", err)
@@ -311,11 +314,11 @@ func (s *seen) net() finding {
 		if err == nil && out.Connect(named).Effect == policy.Allow {
 			continue
 		}
-		if slices.Contains(openedElsewhere(), c.What) {
+		if slices.Contains(notConnections(), c.What) {
 			continue
 		}
-		if len(eg.Packages) > 0 { // the operator's mirrors are elsewhere
-			return unverified("the connection to %s is not to a host that the contract names; it may be a mirror of a registry", cmp.Or(c.Host, c.Address))
+		if len(eg.Packages) > 0 { // the operator may have mirrors elsewhere
+			return unverified("a connection to %s, which the contract does not name; it may be a mirror of a registry", cmp.Or(c.Host, c.Address))
 		}
 		return violated(ByWall, "At %s a connection to %s was let through.", c.At.UTC().Format(time.TimeOnly), cmp.Or(c.Host, c.Address))
 	}
@@ -328,12 +331,13 @@ func (s *seen) net() finding {
 	return kept(ByWall, "%s, only to hosts that the contract names; %s.", number(made, "connection or request was made", "connections and requests were made"), number(denied, "attempt elsewhere was refused", "attempts elsewhere were refused"))
 }
 
-// openedElsewhere are events of the wall that are no connection to a host: mail that the
-// gate received, and answers in which a secret was masked.
-func openedElsewhere() []string { return []string{wallCaptured, wallMasked, wallRepeated} }
+// notConnections returns the events of the wall that are not connections to a host:
+// mail that the gate received, answers in which a secret was masked, and counts of
+// repeated events.
+func notConnections() []string { return []string{wallCaptured, wallMasked, wallRepeated} }
 
-func (s *seen) packages() finding {
-	if why := s.recorded(); why != "" {
+func (s *observations) packages() finding {
+	if why := s.recordGap(); why != "" {
 		return unverified("%s", why)
 	}
 	if s.networkCut != "" {
@@ -345,7 +349,7 @@ func (s *seen) packages() finding {
 	return kept(ByKernel, "Only the package managers that the contract names were allowed to install.")
 }
 
-func (s *seen) credentials() finding {
+func (s *observations) credentials() finding {
 	if s.run.Sandbox == "" {
 		return unverified("there was no sandbox")
 	}
@@ -367,8 +371,9 @@ func (s *seen) credentials() finding {
 	return kept(ByWall, "%s to the hosts of its secrets; the values were never in the sandbox.", number(uses, "request went", "requests went"))
 }
 
-// secrets returns the secrets of the contract with the requests to their hosts.
-func (s *seen) secrets() []api.RunSecret {
+// secrets returns the secrets of the contract with the number of requests to their
+// hosts.
+func (s *observations) secrets() []api.RunSecret {
 	out := []api.RunSecret{}
 	for _, cred := range s.run.Contract.Credentials {
 		u := api.RunSecret{Name: cred.Secret}
@@ -391,7 +396,7 @@ func hostMatches(pattern, host string) bool {
 	return pattern == host
 }
 
-func (s *seen) mail() finding {
+func (s *observations) mail() finding {
 	if s.run.Sandbox == "" {
 		return unverified("there was no sandbox")
 	}
@@ -411,7 +416,7 @@ func (s *seen) mail() finding {
 	return kept(ByHost, "%s proposed; the contract allows %d.", number(int64(len(s.mails)), "message was", "messages were"), most)
 }
 
-func (s *seen) limits() finding {
+func (s *observations) limits() finding {
 	if len(s.e.Limits) > 0 {
 		l := s.e.Limits[0]
 		return violated(ByHost, "At %s the limit of %s was reached: %s.", l.At.UTC().Format(time.TimeOnly), l.Name, amount(l.Name, l.Limit))
@@ -428,7 +433,7 @@ func (s *seen) limits() finding {
 		s.run.Ended.Sub(s.run.Started).Round(time.Millisecond), contract.Size(s.e.Usage.MemoryBytes), contract.Size(s.e.Usage.DiskBytes), contract.Size(s.e.Usage.OutputBytes))
 }
 
-// amount returns a limit for people.
+// amount returns the value of a limit for people.
 func amount(name string, n int64) string {
 	switch name {
 	case "time":
@@ -439,7 +444,7 @@ func amount(name string, n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-func (s *seen) onFailure() finding {
+func (s *observations) onFailure() finding {
 	if s.run.Started.IsZero() {
 		return unverified("the run did not start")
 	}
@@ -458,7 +463,7 @@ func (s *seen) onFailure() finding {
 	return kept(ByGuest, "No command failed.")
 }
 
-func (s *seen) exports() finding {
+func (s *observations) exports() finding {
 	switch {
 	case s.collected == nil:
 		return unverified("the artifacts were not collected")
@@ -476,7 +481,7 @@ func (s *seen) exports() finding {
 	return kept(ByHost, "%s that the contract names; %s for not being what it promises.", number(int64(len(s.artifacts)), "file was listed", "files were listed"), number(int64(refused), "file was refused", "files were refused"))
 }
 
-func (s *seen) teardown() finding {
+func (s *observations) teardown() finding {
 	switch {
 	case s.run.Sandbox == "":
 		return kept(ByHost, "There was no sandbox.")

@@ -13,7 +13,7 @@ import (
 	"postern/internal/sandbox"
 )
 
-// contractText is a contract with something in every clause.
+// contractText is a contract in which every clause has an entry.
 const contractText = `
 version: 1
 name: report
@@ -29,8 +29,8 @@ limits: {time: 1m}
 artifacts: [{path: /work/out/*.csv, type: csv, required: true}]
 `
 
-// good returns a run of which everything is known, and in which nothing went wrong.
-func good(t *testing.T) *seen {
+// good returns the evidence of a run in which nothing went wrong.
+func good(t *testing.T) *observations {
 	t.Helper()
 	c, err := contract.Parse([]byte(contractText))
 	if err != nil {
@@ -44,7 +44,7 @@ func good(t *testing.T) *seen {
 		Inputs:  []Input{{Path: "/work/in.csv", Size: 3, SHA256: strings.Repeat("a", 64), Received: true}},
 		Results: []Result{{Command: []string{"python3", "a.py"}, Started: at, Ended: at, Exit: &zero}, {Command: []string{"python3", "b.py"}, Started: at, Ended: at, Exit: &zero}},
 	}
-	return &seen{
+	return &observations{
 		run: r,
 		e:   Evidence{Complete: true, Confined: at, Traced: true, Killed: true, Usage: Usage{MemoryBytes: 1 << 20, Samples: 3}, Gone: at, Teardown: []sandbox.Trace{{What: "processes", Gone: true}}},
 		record: &command.Record{
@@ -63,92 +63,94 @@ func good(t *testing.T) *seen {
 
 func TestClausesAreJudgedByEvidence(t *testing.T) {
 	one, late := 1, time.Now().Add(time.Hour)
-	never := func(s *seen) { s.run.Started = time.Time{} }
-	nowhere := func(s *seen) { s.run.Sandbox = "" }
+	never := func(s *observations) { s.run.Started = time.Time{} }
+	nowhere := func(s *observations) { s.run.Sandbox = "" }
 	for _, tt := range []struct {
 		clause, verdict string
 		name            string
-		change          func(s *seen)
+		change          func(s *observations)
 	}{
-		{"commands", api.ClauseKept, "one was refused before it ran", func(s *seen) { s.record.Refused = 1 }},
-		{"commands", api.ClauseViolated, "the judge says so", func(s *seen) {
+		{"commands", api.ClauseKept, "one was refused before it ran", func(s *observations) { s.record.Refused = 1 }},
+		{"commands", api.ClauseViolated, "the judge says so", func(s *observations) {
 			s.e.Violations = []Violation{{Clause: "commands", Text: "curl was started", Rank: ByKernel}}
 		}},
-		{"commands", api.ClauseViolated, "the judge says so, and the record is lost", func(s *seen) {
+		{"commands", api.ClauseViolated, "the judge says so, and the record is lost", func(s *observations) {
 			s.e.Violations, s.record = []Violation{{Clause: "commands", Text: "curl was started"}}, nil
 		}},
-		{"commands", api.ClauseNotVerified, "no record", func(s *seen) { s.record = nil }},
-		{"commands", api.ClauseNotVerified, "the kernel lost events", func(s *seen) { s.record.Missed = 1 }},
-		{"commands", api.ClauseNotVerified, "a damaged record", func(s *seen) { s.record.Complete = false }},
-		{"commands", api.ClauseNotVerified, "a record of an unbound sandbox", func(s *seen) { s.record.Contract = "" }},
-		{"commands", api.ClauseNotVerified, "a record of another contract", func(s *seen) { s.record.Contract = "report@sha256:" + strings.Repeat("0", 64) }},
-		{"commands", api.ClauseNotVerified, "it was not confined", func(s *seen) { s.e.Confined = time.Time{} }},
+		{"commands", api.ClauseNotVerified, "no record", func(s *observations) { s.record = nil }},
+		{"commands", api.ClauseNotVerified, "the kernel lost events", func(s *observations) { s.record.Missed = 1 }},
+		{"commands", api.ClauseNotVerified, "a damaged record", func(s *observations) { s.record.Complete = false }},
+		{"commands", api.ClauseNotVerified, "a record of an unbound sandbox", func(s *observations) { s.record.Contract = "" }},
+		{"commands", api.ClauseNotVerified, "a record of another contract", func(s *observations) { s.record.Contract = "report@sha256:" + strings.Repeat("0", 64) }},
+		{"commands", api.ClauseNotVerified, "it was not confined", func(s *observations) { s.e.Confined = time.Time{} }},
 
-		{"files", api.ClauseKept, "as it was", func(*seen) {}},
-		{"files", api.ClauseViolated, "a write elsewhere", func(s *seen) {
+		{"files", api.ClauseKept, "as it was", func(*observations) {}},
+		{"files", api.ClauseViolated, "a write elsewhere", func(s *observations) {
 			s.record.Opens = append(s.record.Opens, command.Opened{Path: "/work/outside", Time: time.Now()})
 		}},
-		{"files", api.ClauseViolated, "a write beside, by dots", func(s *seen) {
+		{"files", api.ClauseViolated, "a write beside, by dots", func(s *observations) {
 			s.record.Opens = append(s.record.Opens, command.Opened{Path: "/work/out/../x", Time: time.Now()})
 		}},
-		{"files", api.ClauseNotVerified, "opens were not recorded", func(s *seen) { s.e.Traced = false }},
-		{"files", api.ClauseNotVerified, "the list of opens is short", func(s *seen) { s.record.Dropped = 1 }},
+		{"files", api.ClauseNotVerified, "opens were not recorded", func(s *observations) { s.e.Traced = false }},
+		{"files", api.ClauseNotVerified, "the list of opens is short", func(s *observations) { s.record.Dropped = 1 }},
 
-		{"inputs", api.ClauseKept, "as it was", func(*seen) {}},
-		{"inputs", api.ClauseViolated, "a file that the contract does not name", func(s *seen) {
+		{"inputs", api.ClauseKept, "as it was", func(*observations) {}},
+		{"inputs", api.ClauseViolated, "a file that the contract does not name", func(s *observations) {
 			s.run.Inputs = append(s.run.Inputs, Input{Path: "/etc/x", Received: true})
 		}},
-		{"inputs", api.ClauseViolated, "a required one is not there", func(s *seen) { s.run.Inputs = nil }},
-		{"inputs", api.ClauseNotVerified, "it was not received", func(s *seen) { s.run.Inputs[0].Received = false }},
+		{"inputs", api.ClauseViolated, "a required one is not there", func(s *observations) { s.run.Inputs = nil }},
+		{"inputs", api.ClauseNotVerified, "it was not received", func(s *observations) { s.run.Inputs[0].Received = false }},
 		{"inputs", api.ClauseNotVerified, "it did not start", never},
 
-		{"network", api.ClauseKept, "as it was", func(*seen) {}},
-		{"network", api.ClauseViolated, "a connection elsewhere", func(s *seen) {
+		{"network", api.ClauseKept, "as it was", func(*observations) {}},
+		{"network", api.ClauseViolated, "a connection elsewhere", func(s *observations) {
 			s.run.Contract.Packages = nil
 			s.network = append(s.network, api.RunContact{What: wallConnected, Host: "evil.example", Address: "93.184.216.35:443", Count: 1})
 		}},
-		{"network", api.ClauseNotVerified, "a connection elsewhere, which may be a mirror", func(s *seen) {
+		{"network", api.ClauseNotVerified, "a connection elsewhere, which may be a mirror", func(s *observations) {
 			s.network = append(s.network, api.RunContact{What: wallConnected, Host: "mirror.example", Address: "93.184.216.35:443", Count: 1})
 		}},
-		{"network", api.ClauseNotVerified, "not every event was written", func(s *seen) { s.networkCut = "events were only counted" }},
+		{"network", api.ClauseNotVerified, "not every event was written", func(s *observations) { s.networkCut = "events were only counted" }},
 		{"network", api.ClauseNotVerified, "there was no sandbox", nowhere},
 
-		{"packages", api.ClauseKept, "as it was", func(*seen) {}},
-		{"packages", api.ClauseViolated, "the judge says so", func(s *seen) { s.e.Violations = []Violation{{Clause: "packages", Text: "npm install", Rank: ByKernel}} }},
-		{"packages", api.ClauseNotVerified, "no record", func(s *seen) { s.record = nil }},
+		{"packages", api.ClauseKept, "as it was", func(*observations) {}},
+		{"packages", api.ClauseViolated, "the judge says so", func(s *observations) {
+			s.e.Violations = []Violation{{Clause: "packages", Text: "npm install", Rank: ByKernel}}
+		}},
+		{"packages", api.ClauseNotVerified, "no record", func(s *observations) { s.record = nil }},
 
-		{"credentials", api.ClauseKept, "as it was", func(*seen) {}},
-		{"credentials", api.ClauseViolated, "a placeholder went elsewhere", func(s *seen) {
+		{"credentials", api.ClauseKept, "as it was", func(*observations) {}},
+		{"credentials", api.ClauseViolated, "a placeholder went elsewhere", func(s *observations) {
 			s.network = append(s.network, api.RunContact{What: wallMisdirected, Host: "evil.example", Count: 1, Denied: true})
 		}},
-		{"credentials", api.ClauseNotVerified, "not every event was written", func(s *seen) { s.networkCut = "events were only counted" }},
+		{"credentials", api.ClauseNotVerified, "not every event was written", func(s *observations) { s.networkCut = "events were only counted" }},
 
-		{"mail", api.ClauseKept, "as it was", func(*seen) {}},
-		{"mail", api.ClauseViolated, "too many", func(s *seen) { s.mails = make([]api.RunMail, 3) }},
-		{"mail", api.ClauseViolated, "without an inbox", func(s *seen) { s.run.Contract.Mail = contract.Mail{} }},
+		{"mail", api.ClauseKept, "as it was", func(*observations) {}},
+		{"mail", api.ClauseViolated, "too many", func(s *observations) { s.mails = make([]api.RunMail, 3) }},
+		{"mail", api.ClauseViolated, "without an inbox", func(s *observations) { s.run.Contract.Mail = contract.Mail{} }},
 		{"mail", api.ClauseNotVerified, "there was no sandbox", nowhere},
 
-		{"limits", api.ClauseKept, "as it was", func(*seen) {}},
-		{"limits", api.ClauseViolated, "the time", func(s *seen) { s.e.Limits = []Reached{{Name: "time", Limit: 60_000_000}} }},
-		{"limits", api.ClauseNotVerified, "nothing was measured", func(s *seen) { s.e.Usage.Samples = 0 }},
-		{"limits", api.ClauseNotVerified, "processes may be left", func(s *seen) { s.e.Killed = false }},
+		{"limits", api.ClauseKept, "as it was", func(*observations) {}},
+		{"limits", api.ClauseViolated, "the time", func(s *observations) { s.e.Limits = []Reached{{Name: "time", Limit: 60_000_000}} }},
+		{"limits", api.ClauseNotVerified, "nothing was measured", func(s *observations) { s.e.Usage.Samples = 0 }},
+		{"limits", api.ClauseNotVerified, "processes may be left", func(s *observations) { s.e.Killed = false }},
 
-		{"on_failure", api.ClauseKept, "as it was", func(*seen) {}},
-		{"on_failure", api.ClauseViolated, "it went on after a failure", func(s *seen) { s.run.Results[0].Exit = &one }},
-		{"on_failure", api.ClauseKept, "it went on, and was allowed to", func(s *seen) {
+		{"on_failure", api.ClauseKept, "as it was", func(*observations) {}},
+		{"on_failure", api.ClauseViolated, "it went on after a failure", func(s *observations) { s.run.Results[0].Exit = &one }},
+		{"on_failure", api.ClauseKept, "it went on, and was allowed to", func(s *observations) {
 			s.run.Results[0].Exit, s.run.Contract.OnFailure.Exit = &one, "continue"
 		}},
 		{"on_failure", api.ClauseNotVerified, "it did not start", never},
 
-		{"artifacts", api.ClauseKept, "as it was", func(*seen) {}},
-		{"artifacts", api.ClauseViolated, "a required one is missing", func(s *seen) { s.collected.missing = []string{"/work/out/*.csv"} }},
-		{"artifacts", api.ClauseNotVerified, "not collected", func(s *seen) { s.collected = nil }},
-		{"artifacts", api.ClauseNotVerified, "not all collected", func(s *seen) { s.collected.incomplete = "the guest is gone" }},
+		{"artifacts", api.ClauseKept, "as it was", func(*observations) {}},
+		{"artifacts", api.ClauseViolated, "a required one is missing", func(s *observations) { s.collected.missing = []string{"/work/out/*.csv"} }},
+		{"artifacts", api.ClauseNotVerified, "not collected", func(s *observations) { s.collected = nil }},
+		{"artifacts", api.ClauseNotVerified, "not all collected", func(s *observations) { s.collected.incomplete = "the guest is gone" }},
 
-		{"teardown", api.ClauseKept, "as it was", func(*seen) {}},
-		{"teardown", api.ClauseViolated, "something was found", func(s *seen) { s.traces = append(s.traces, api.RunTrace{What: "cgroup"}) }},
-		{"teardown", api.ClauseNotVerified, "nothing was looked for", func(s *seen) { s.e.Teardown = nil }},
-		{"teardown", api.ClauseNotVerified, "it is kept", func(s *seen) { s.e.Gone, s.e.Kept = time.Time{}, late }},
+		{"teardown", api.ClauseKept, "as it was", func(*observations) {}},
+		{"teardown", api.ClauseViolated, "something was found", func(s *observations) { s.traces = append(s.traces, api.RunTrace{What: "cgroup"}) }},
+		{"teardown", api.ClauseNotVerified, "nothing was looked for", func(s *observations) { s.e.Teardown = nil }},
+		{"teardown", api.ClauseNotVerified, "it is kept", func(s *observations) { s.e.Gone, s.e.Kept = time.Time{}, late }},
 	} {
 		s := good(t)
 		tt.change(s)
@@ -161,7 +163,7 @@ func TestClausesAreJudgedByEvidence(t *testing.T) {
 		if got[i].Verdict == api.ClauseKept && got[i].Rank == attest.RankNone {
 			t.Errorf("%s, %s: kept without evidence", tt.clause, tt.name)
 		}
-		// Where one clause is not kept, what has other evidence is.
+		// The other clauses are judged as well.
 		if len(got) != len(attest.ClauseIDs()) {
 			t.Errorf("%s, %s: %d clauses", tt.clause, tt.name, len(got))
 		}
@@ -173,14 +175,14 @@ func TestClausesAreJudgedByEvidence(t *testing.T) {
 	}
 }
 
-// TestNothingIsKeptInALostRun: missing evidence is never success, and what was seen to be
-// violated stays so.
+// TestNothingIsKeptInALostRun: missing evidence is never success, but an observed
+// violation stays one.
 func TestNothingIsKeptInALostRun(t *testing.T) {
-	for _, change := range []func(s *seen){
-		func(s *seen) { s.run.Outcome = Lost },
-		func(s *seen) { s.e.Complete = false },
-		func(s *seen) { s.e = Evidence{} },
-		func(s *seen) { *s = seen{run: Run{Contract: s.run.Contract, Outcome: Cancelled}} },
+	for _, change := range []func(s *observations){
+		func(s *observations) { s.run.Outcome = Lost },
+		func(s *observations) { s.e.Complete = false },
+		func(s *observations) { s.e = Evidence{} },
+		func(s *observations) { *s = observations{run: Run{Contract: s.run.Contract, Outcome: Cancelled}} },
 	} {
 		s := good(t)
 		change(s)

@@ -22,8 +22,8 @@ import (
 	"postern/internal/store"
 )
 
-// A run that goes in nothing beyond one that a person approved starts without a new
-// review, within these limits.
+// A run that an approval by a person covers starts without a new review, within these
+// limits.
 const (
 	retryTime = 24 * time.Hour // after the person's decision
 	maxReused = 20             // runs that start on one decision, the first one included
@@ -36,15 +36,15 @@ var (
 	_ oversight.Opener    = (*Service)(nil)
 )
 
-// earlier returns the action by which a person approved what r does not go beyond, or an
-// empty text; and how the contract of r differs from the last approved version of it.
+// earlierApproval returns the action by which a person approved a run that covers r, or
+// "". It also returns how the contract of r differs from its last approved version.
 //
 // The rule: the same project, proposer, contract name, template, task, commands and
 // inputs; the same boundary; a contract that is not wider in any clause; approved by a
 // person within [retryTime]; at most [maxReused] runs on that decision; and since then no
 // run of this proposer under this contract's name was violated or lost, and no kill
-// switch stopped runs. What is not certain is reviewed anew.
-func (s *Service) earlier(ctx context.Context, tx *store.Tx, r *Run) (action string, since *changes, err error) {
+// switch stopped runs. What is uncertain is reviewed again.
+func (s *Service) earlierApproval(ctx context.Context, tx *store.Tx, r *Run) (action string, since *changes, err error) {
 	list, err := store.List(ctx, tx, scanRun, `select `+columns+` from run where project_id = $1 and contract_name = $2 and action_id <> '' and approved = '' and id <> $3
 		and state in ($4, $5, $6, $7) order by created_at desc, id limit 50`, r.Project, r.Contract.Name, r.ID, Starting, Running, Collecting, Ended)
 	if err != nil {
@@ -64,8 +64,8 @@ func (s *Service) earlier(ctx context.Context, tx *store.Tx, r *Run) (action str
 		if a.Kind != policy.KindRun || a.State != oversight.Done || !person || !bytes.Equal(a.Digest, sum[:]) {
 			continue
 		}
-		// The attack: somebody who can write the database makes an approved contract of
-		// one that nobody has seen.
+		// The attack: somebody who can write the database presents a contract that nobody
+		// has seen as an approved one.
 		if err := s.gate.Trusted(ctx, tx, &a); err != nil {
 			continue
 		}
@@ -102,7 +102,7 @@ func (s *Service) earlier(ctx context.Context, tx *store.Tx, r *Run) (action str
 		if used >= maxReused || bad > 0 {
 			continue
 		}
-		// Turning a switch off restores nothing, also not what was approved before.
+		// Turning a switch off does not restore earlier approvals.
 		if stopped, err := s.gate.StoppedSince(ctx, tx, r.Project, r.request(), a.Decided); err != nil {
 			return "", nil, err
 		} else if stopped {
@@ -131,13 +131,13 @@ func decode(a *oversight.Action) (p payload, c *contract.Contract, err error) {
 		return p, nil, fmt.Errorf("read contract of %s: %w", a.ID, err)
 	}
 	if !bytes.Equal(c.Canonical(), p.Contract) || c.Digest() != p.Digest {
-		return p, nil, fmt.Errorf("the contract of %s has not its digest", a.ID)
+		return p, nil, fmt.Errorf("the contract of %s does not match its digest", a.ID)
 	}
 	return p, c, nil
 }
 
-// Execute implements [oversight.Executor]: the run may start. What was approved is
-// compared with what is in the database, byte by byte.
+// Execute implements [oversight.Executor]: it lets the run start. It compares what was
+// approved with the database, byte by byte.
 func (s *Service) Execute(ctx context.Context, a oversight.Action) oversight.Outcome {
 	failed := func(why string) oversight.Outcome {
 		return oversight.Outcome{State: oversight.Failed, Detail: "nothing was started: " + why}
@@ -162,20 +162,20 @@ func (s *Service) Execute(ctx context.Context, a oversight.Action) oversight.Out
 			why = "the run has another review"
 		case r.State != Proposed:
 			why = "the run is " + string(r.State)
-		case !r.is(p, c):
+		case !r.matches(p, c):
 			// The attack: the commands, the contract or the inputs' digests in the run's row
 			// are changed between the review and the start.
 			why = "the run is not what was approved"
 		}
 		if why == "" {
-			// A boundary that was narrowed meanwhile holds for what was approved before.
+			// A boundary that was narrowed since applies to approved runs too.
 			b, err := s.bound(ctx, tx, r.Project)
 			if err != nil {
 				return err
 			}
 			if b != nil {
 				if wide := c.Wider(b.Contract); len(wide) > 0 {
-					why = "the contract is wider than the project's boundary is by now: " + wide[0].String()
+					why = "the contract is now wider than the project's boundary: " + wide[0].String()
 				}
 			}
 		}
@@ -189,7 +189,7 @@ func (s *Service) Execute(ctx context.Context, a oversight.Action) oversight.Out
 			r.Outcome, r.Reason, r.Ended = Succeeded, "SDKs may create sandboxes by this contract", time.Now()
 			return s.move(ctx, tx, system(&r), &r, Ended, audit.RunApprove, r.Reason)
 		}
-		tx.AfterCommit(s.poke)
+		tx.AfterCommit(s.wake)
 		return s.move(ctx, tx, system(&r), &r, Starting, audit.RunApprove, "may start")
 	})
 	switch {
@@ -206,19 +206,19 @@ func (s *Service) Execute(ctx context.Context, a oversight.Action) oversight.Out
 	return oversight.Outcome{State: oversight.Done, Detail: "run " + p.Run + " starts"}
 }
 
-// is reports whether r is what was approved.
-func (r *Run) is(p payload, c *contract.Contract) bool {
+// matches reports whether r is what was approved.
+func (r *Run) matches(p payload, c *contract.Contract) bool {
 	now := r.describe(p.Since)
 	now.Boundary, now.Approved = p.Boundary, p.Approved
 	return bytes.Equal([]byte(text(now)), []byte(text(p))) && r.Contract.Digest() == c.Digest() && r.ContractDigest == p.Digest
 }
 
-// sanctioned returns an error unless r, which is to start, is what its review let start.
-// The attack: somebody who can write the database adds a run that may start, or changes
-// one between its review and the moment when a place is free.
-func (s *Service) sanctioned(ctx context.Context, r *Run) error {
-	// In the action's turn: beside the gate, which has just moved it, an older state of
-	// the database would look like a row that somebody has put back.
+// checkApproved returns an error unless r, which is about to start, is what its review
+// approved. The attack: somebody who can write the database adds a run, or changes one
+// between its review and its start.
+func (s *Service) checkApproved(ctx context.Context, r *Run) error {
+	// Use the action's turn. Otherwise this could read the database as it was before the
+	// gate's last change, which would look like a row that somebody has set back.
 	return s.gate.UpdateAction(ctx, auth.Principal{Project: r.Project}, r.Action, func(tx *store.Tx) error {
 		a, err := oversight.ActionUnchecked(ctx, tx, r.Action)
 		if err != nil {
@@ -231,7 +231,7 @@ func (s *Service) sanctioned(ctx context.Context, r *Run) error {
 		a.Payload = r.payload
 		p, c, err := decode(&a)
 		if err != nil || p.Run != r.ID || a.Kind != policy.KindRun || a.Project != r.Project || !bytes.Equal(sum[:], a.Digest) ||
-			a.State != oversight.Done && a.State != oversight.Executing || !r.is(p, c) {
+			a.State != oversight.Done && a.State != oversight.Executing || !r.matches(p, c) {
 			return errors.New("the run is not what was approved")
 		}
 		return nil
@@ -252,7 +252,7 @@ func (s *Service) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Act
 	return oversight.Outcome{State: oversight.Done, Detail: "run " + r.ID + " starts"}, nil
 }
 
-// Moved implements [oversight.Watcher]: what reviewers decide reaches the run.
+// Moved implements [oversight.Watcher]: it applies what reviewers decide to the run.
 func (s *Service) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	r, err := find(ctx, tx, `action_id = $1`, a.ID)
 	if errors.Is(err, store.ErrNotFound) {
@@ -338,14 +338,14 @@ func (s *Service) Show(a oversight.Action) (oversight.View, error) {
 	add("At a time-out", cmp.Or(p.Answers.Timeout, notAnswered))
 	add("Clean-up", cmp.Or(p.Answers.Cleanup, notAnswered))
 	add("Export", cmp.Or(p.Answers.Export, notAnswered))
-	add("Not beyond", p.Approved)
+	add("Covered by", p.Approved)
 	var b strings.Builder
 	b.WriteString("What the contract allows\n")
 	for _, l := range c.Explain() {
 		b.WriteString("- " + l + "\n")
 	}
 	if d := p.Since; d != nil {
-		fmt.Fprintf(&b, "\nAgainst the version that was approved last (%s, %s)\n", d.Action, d.Digest)
+		fmt.Fprintf(&b, "\nCompared with the version that was approved last (%s, %s)\n", d.Action, d.Digest)
 		if len(d.Wider)+len(d.Narrower) == 0 {
 			b.WriteString("- no difference\n")
 		}
@@ -370,8 +370,8 @@ const (
 	shownInputs = 128 << 10 // bytes of all of them
 )
 
-// showInputs adds the inputs to what a person reviews: a script is the code that will
-// run, and its path and digest say nothing of it.
+// showInputs shows the inputs to the reviewer. A script is code that will run, and its
+// path and digest do not say what it does.
 func (s *Service) showInputs(v *oversight.View, b *strings.Builder, a *oversight.Action, list []announced) {
 	room, unseen := shownInputs, 0
 	for _, in := range list {
@@ -390,7 +390,7 @@ func (s *Service) showInputs(v *oversight.View, b *strings.Builder, a *oversight
 		}
 		found := extract.Sniff(data)
 		if found == extract.TypeScript {
-			found = extract.TypeText // this one is to be read
+			found = extract.TypeText // a reviewer reads it as text
 		}
 		if found == extract.TypeEmpty {
 			fmt.Fprintf(b, "\nInput %q is empty\n", in.Path)
@@ -398,7 +398,7 @@ func (s *Service) showInputs(v *oversight.View, b *strings.Builder, a *oversight
 			room -= len(data)
 			f.Type = mediaType(extract.TypeText)
 			fmt.Fprintf(b, "\nInput %q\n", in.Path)
-			// Each line is marked. The attack: an input that goes on as this text does.
+			// Mark each line. The attack: an input that continues this text.
 			for l := range strings.Lines(strings.TrimSuffix(text, "\n")) {
 				b.WriteString("  | " + l)
 			}
@@ -417,7 +417,7 @@ func (s *Service) showInputs(v *oversight.View, b *strings.Builder, a *oversight
 	}
 }
 
-// inputOf returns the bytes of an input, which are those that are approved or none.
+// inputOf returns the bytes of an input, or an error if they do not match its digest.
 func (s *Service) inputOf(in announced) ([]byte, error) {
 	if in.Blob == "" {
 		return nil, fmt.Errorf("input %.200q: %w", in.Path, store.ErrNotFound)
@@ -449,8 +449,8 @@ func (s *Service) OpenFile(a oversight.Action, index int) (oversight.File, []byt
 	return oversight.File{Name: in.Path, Type: mediaType(""), Size: in.Size, SHA256: in.SHA256, Open: true}, data, nil
 }
 
-// CommandLine returns arguments as a shell would take them. What is not printable is
-// visible. The attack: an argument with line breaks or terminal codes, which a reviewer
+// CommandLine returns arguments quoted as for a shell, with unprintable characters
+// escaped. The attack: an argument with line breaks or terminal codes, which a reviewer
 // reads as something else.
 func CommandLine(args []string) string {
 	out := make([]string, len(args))

@@ -61,7 +61,7 @@ func insertRun(ctx context.Context, tx *store.Tx, r *Run) error {
 	return nil
 }
 
-// filled returns b, or an empty value for nil, which would be null.
+// filled returns b, or an empty slice for nil, which would be stored as null.
 func filled(b []byte) []byte {
 	if b == nil {
 		return []byte{}
@@ -69,8 +69,8 @@ func filled(b []byte) []byte {
 	return b
 }
 
-// update writes what changes in the life of a run, if it is still at r.Version. Who
-// asked for the run to be cancelled is not among it: anybody may write that meanwhile.
+// update writes the columns that change in the life of a run, if it is still at
+// r.Version. It does not write cancelled_by, which others may write meanwhile.
 func update(ctx context.Context, tx *store.Tx, r *Run) error {
 	res, err := tx.ExecContext(ctx, `update run set state = $3, outcome = $4, refused = $5, reason = $6, inputs = $7, action_id = $8, approved = $9, payload = $10, sandbox_id = $11, template = $12,
 			begun_at = $13, started_at = $14, ended_at = $15, kept_until = $16, results = $17, evidence = $18, boundary_digest = $19, version = version + 1
@@ -115,8 +115,8 @@ func (r *Run) maySee(who auth.Principal) bool {
 	return false
 }
 
-// visible returns a run that who may see. To others it is not there. The attack:
-// guessing IDs, if "not yours" differed from "not there".
+// visible returns a run that who may see, and [store.ErrNotFound] for others. The
+// attack: guessing IDs, if "not yours" differed from "not found".
 func visible(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Run, error) {
 	r, err := find(ctx, tx, `id = $1`, id)
 	if err == nil && !r.maySee(who) {
@@ -128,7 +128,7 @@ func visible(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (
 	return r, nil
 }
 
-// maxEvents bounds the events of a run; what comes after is counted in its results.
+// maxEvents bounds the events of a run. Later events are dropped.
 const maxEvents = 2000
 
 // note adds an event to a run as part of tx.
@@ -136,7 +136,7 @@ func (s *Service) note(ctx context.Context, tx *store.Tx, id string, e Event) er
 	var n int64
 	err := tx.One(ctx, `update run set events = events + 1 where id = $1 and events < $2 returning events`, []any{id, maxEvents}, &n)
 	if errors.Is(err, store.ErrNotFound) {
-		return nil // it has as many as are kept
+		return nil // the run has as many events as are kept
 	}
 	if err != nil {
 		return fmt.Errorf("number event of %s: %w", id, err)
@@ -145,7 +145,7 @@ func (s *Service) note(ctx context.Context, tx *store.Tx, id string, e Event) er
 	if _, err := tx.ExecContext(ctx, `insert into run_event (run_id, n, body) values ($1, $2, $3)`, id, n, text(e)); err != nil {
 		return fmt.Errorf("insert event of %s: %w", id, err)
 	}
-	tx.AfterCommit(s.ring)
+	tx.AfterCommit(s.notify)
 	return nil
 }
 
@@ -197,12 +197,12 @@ func (s *Service) save(ctx context.Context, r *Run, e Event) error {
 	})
 }
 
-// system is this package as a principal of the audit.
+// system returns this package as a principal of the audit.
 func system(r *Run) auth.Principal {
 	return auth.Principal{Kind: auth.System, ID: "run", Project: r.Project}
 }
 
-// itself is the run as the principal that owns its sandbox.
+// itself returns the run as the principal that owns its sandbox.
 func (r *Run) itself() auth.Principal {
 	return auth.Principal{Kind: auth.Project, ID: r.ID, Project: r.Project}
 }

@@ -3,13 +3,13 @@
 //	draft ── proposed ──┬─ refused
 //	                    └─ starting ── running ── collecting ── ended
 //
-// A run is reviewed before it starts (an action of kind run.start), leaves only files
-// that its contract names (actions of kind file.export), and ends with a report and a
-// signed statement.
+// Each run is reviewed before it starts (an action of kind run.start). Only files that
+// its contract names leave its sandbox (actions of kind file.export). It ends with a
+// report and a signed statement.
 //
-// The record of each move is written before its effect. Nothing runs twice: a run whose
-// server stopped while it ran is lost, and its sandbox is removed. The host decides on
-// all of it; what the guest says is evidence of lower rank.
+// Each change of state is recorded before its effect. Nothing runs twice: if the server
+// stops while a run is under way, the run is lost, and its sandbox is removed. The host
+// decides everything; what the guest reports is evidence of lower rank.
 package run
 
 import (
@@ -22,25 +22,25 @@ import (
 )
 
 var (
-	// ErrInvalid means that a proposal cannot be taken. The text names the field and the
+	// ErrInvalid means that a proposal is invalid. The text names the field and the
 	// limit.
 	ErrInvalid = errors.New("invalid run")
-	// ErrRefused means that a run was recorded as refused before anybody was asked: by
-	// the boundary, or as evidence is missing. [RefusedError] has the run.
+	// ErrRefused means that a run was recorded as refused before anybody was asked,
+	// because of the boundary or of missing evidence. [RefusedError] has the run.
 	ErrRefused = errors.New("the run is refused")
-	// ErrReview means that a sandbox cannot be made before a person has approved its
+	// ErrReview means that a sandbox cannot be created before a person has approved its
 	// contract. [ReviewError] names the action.
 	ErrReview = errors.New("the contract waits for its review")
-	// ErrState means that a run is not in a state in which this can be done.
-	ErrState = errors.New("the run is past that")
+	// ErrState means that the state of a run does not allow the operation.
+	ErrState = errors.New("its state does not allow this")
 	// ErrFull means that a limit on runs is reached. The text names it.
 	ErrFull = errors.New("a limit on runs is reached")
-	// ErrRunFailed is wrapped by the error of a step after the commands that makes the
-	// outcome of the run failed, with the text as its reason.
+	// ErrRunFailed is wrapped by the errors of steps after the commands that make a run
+	// fail. Their text becomes its reason.
 	ErrRunFailed = errors.New("the run has failed")
 )
 
-// A RefusedError is an [ErrRefused] with the run that it is about.
+// A RefusedError is an [ErrRefused] with its run.
 type RefusedError struct{ Run Run }
 
 // Error implements error.
@@ -58,9 +58,9 @@ type ReviewError struct {
 // Error implements error.
 func (e *ReviewError) Error() string {
 	if e.Denied != "" {
-		return "the review of the contract has said no (" + e.Action + "): " + e.Denied
+		return "the review rejected the contract (" + e.Action + "): " + e.Denied
 	}
-	return "a person must approve the contract first (" + e.Action + "): ask again once it is approved"
+	return "a person must approve the contract first (" + e.Action + "): try again once it is approved"
 }
 
 // Unwrap returns [ErrReview].
@@ -93,7 +93,7 @@ const (
 	Lost      Outcome = api.RunLost
 )
 
-// Over reports whether nothing more will happen in s.
+// Over reports whether s is final.
 func (s State) Over() bool { return s == Refused || s == Ended }
 
 // A Run is a job with a contract. Task, commands, paths and answers are the proposer's
@@ -103,7 +103,7 @@ type Run struct {
 	Project        string
 	Proposer       string // a principal
 	Inbox          string // of an agent that proposed it; else empty
-	Via            string // the door
+	Via            string // interface by which it was proposed
 	State          State
 	Outcome        Outcome
 	Refused        string // why it was refused; else empty
@@ -111,30 +111,30 @@ type Run struct {
 	Contract       *contract.Contract
 	ContractText   string // as it was proposed
 	ContractDigest string // "sha256:…"
-	BoundaryDigest string // empty: none was set
+	BoundaryDigest string // empty if none was set
 	Task           string
 	Commands       [][]string
 	Inputs         []Input
 	Answers        api.RunAnswers
-	Action         string // by which it is reviewed
-	Approved       string // earlier action that it does not go beyond
-	Sandbox        string // empty before it was made
+	Action         string // that reviews it
+	Approved       string // earlier approved action that covers it
+	Sandbox        string // empty before it was created
 	Created        time.Time
-	Started        time.Time // of its first command
+	Started        time.Time // when its first command started
 	Ended          time.Time
 	Version        int64
 	Results        []Result
 
-	payload   []byte // of Action: what was approved
-	scope     string // see [Service.approved]
-	template  string // ID that the contract's name meant
-	begun     time.Time
+	payload   []byte    // of Action: what was approved
+	scope     string    // see [Run.scopeOf]
+	template  string    // ID of the build that the contract's template stands for
+	begun     time.Time // when a server claimed it; zero before that
 	kept      time.Time // until when its sandbox is kept paused
-	cancelled string    // who asked for its end; else empty
+	cancelled string    // who cancelled it; else empty
 	evidence  Evidence
 }
 
-// An Input is a file that is put into the sandbox before the start.
+// An Input is a file that is copied into the sandbox before the start.
 type Input struct {
 	Path     string `json:"path"`
 	Size     int64  `json:"size"`
@@ -143,23 +143,23 @@ type Input struct {
 	Blob     string `json:"blob,omitempty"` // ID of its bytes
 }
 
-// A Result is what became of one command.
+// A Result is the result of one command.
 type Result struct {
 	Command []string  `json:"command"`
 	Started time.Time `json:"started"`
 	Ended   time.Time `json:"ended"`            // zero while it runs
-	Exit    *int      `json:"exit,omitempty"`   // nil unless it has ended
-	Signal  int       `json:"signal,omitempty"` // 0: none
+	Exit    *int      `json:"exit,omitempty"`   // nil unless it has exited
+	Signal  int       `json:"signal,omitempty"` // that ended it; 0 means none
 	Stdout  int64     `json:"stdout"`           // bytes
 	Stderr  int64     `json:"stderr"`           // bytes
 	Tail    string    `json:"tail,omitempty"`   // end of standard error, redacted; hostile
-	Output  string    `json:"output,omitempty"` // end of standard output, redacted; only if the contract has it kept; hostile
+	Output  string    `json:"output,omitempty"` // end of standard output, redacted; only if the contract stores it; hostile
 	Reason  string    `json:"reason,omitempty"` // why the server ended it or did not start it
 }
 
-// A Proposal of a run.
+// A Proposal proposes a run.
 type Proposal struct {
-	Contract string // name of a stored contract; or
+	Contract string // name of a stored contract; or else Text
 	Text     string // a contract, YAML or JSON
 	Task     string
 	Commands [][]string
@@ -172,12 +172,12 @@ type Event = api.RunEvent
 
 // A Query selects runs.
 type Query struct {
-	State    State  // empty: every state
-	Contract string // name; empty: every contract
+	State    State  // empty means every state
+	Contract string // name; empty means every contract
 	Limit    int    // 0 means 50, at most 200
 }
 
-// A Stored contract is one version of it.
+// A Stored is one version of a contract, or of a boundary, in the database.
 type Stored struct {
 	Name    string
 	Version int64
@@ -223,7 +223,7 @@ func (r *Run) Brief() api.Run {
 	return out
 }
 
-// moment returns t as the API has a time that may be missing.
+// moment returns a pointer to t, or nil if t is zero.
 func moment(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil

@@ -21,8 +21,8 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestRun goes from a proposal over a person's review to the end.
-func TestRun(t *testing.T) {
+// TestRunFromProposalToEnd goes from a proposal through a person's review to the end.
+func TestRunFromProposalToEnd(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)
 		f.fleet.act = func(_ context.Context, args []string, output func(byte, []byte) error) (sandbox.Ended, error) {
@@ -97,9 +97,9 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestRefused: a run that may not start is refused before anybody is asked, and is on
-// record.
-func TestRefused(t *testing.T) {
+// TestImpossibleRunsAreRefusedWithoutReview: a run that may not start is refused before
+// anybody is asked, and the refusal is recorded.
+func TestImpossibleRunsAreRefusedWithoutReview(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)
 		ctx := t.Context()
@@ -134,7 +134,7 @@ func TestRefused(t *testing.T) {
 				}
 			})
 		}
-		// Nobody decides in the proposer's stead, and a rejected run never starts.
+		// A rejected run never starts.
 		r := f.propose(f.keyed, job())
 		f.decide(r, false)
 		if r = f.get(r.ID); r.State != run.Refused || r.Refused != api.RunRefusedByReview || f.fleet.alive() != 0 {
@@ -143,9 +143,9 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestSwapped: what is started is what was approved. The attack: somebody who can write
-// the database or the disk changes it between the review and the start.
-func TestSwapped(t *testing.T) {
+// TestOnlyTheApprovedRunStarts: the attack: somebody who can write the database or the
+// disk changes the run between the review and the start.
+func TestOnlyTheApprovedRunStarts(t *testing.T) {
 	for _, tt := range []struct{ name, query string }{
 		{"commands", `update run set commands = '[["sh","-c","id"]]'`},
 		{"contract", `update run set contract = replace(contract, 'api.example.com', 'evil.example.com')`},
@@ -188,7 +188,7 @@ func TestSwapped(t *testing.T) {
 		if r, err = f.runs.Submit(t.Context(), f.keyed, r.ID); err != nil {
 			t.Fatal(err)
 		}
-		// Both are sealed by the server, each for its own place.
+		// The server has encrypted both, each for its own ID.
 		b, err := f.blobs.Get(r.Inputs[1].Blob)
 		if err == nil {
 			err = f.blobs.Put(r.Inputs[0].Blob, b)
@@ -256,7 +256,7 @@ func TestSwapped(t *testing.T) {
 	})
 }
 
-// TestInputsAreReviewed: a script is the code that will run, so its bytes are shown.
+// TestInputsAreReviewed: a script is code that will run, so its bytes are shown.
 func TestInputsAreReviewed(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	ctx := t.Context()
@@ -348,8 +348,9 @@ func TestInputsOfWaitingRunsAreBounded(t *testing.T) {
 	f.propose(f.keyed, p)
 }
 
-// TestRetry: a narrower retry is free, a wider one is a new decision.
-func TestRetry(t *testing.T) {
+// TestNarrowerRetryNeedsNoReview: a narrower retry starts without a new decision, a
+// wider one needs one.
+func TestNarrowerRetryNeedsNoReview(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)
 		defer f.serve()()
@@ -417,9 +418,9 @@ func TestRetry(t *testing.T) {
 	})
 }
 
-// TestEnds: limits, a cancellation and a stop of the server end a run, and nothing of it
-// is left.
-func TestEnds(t *testing.T) {
+// TestRunsEndWithoutLeftovers: limits, a cancellation and a stop of the server end a
+// run, and nothing of it is left.
+func TestRunsEndWithoutLeftovers(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)
 		ctx := t.Context()
@@ -492,8 +493,9 @@ func TestEnds(t *testing.T) {
 	})
 }
 
-// TestContracts: versions, names, and who may store them.
-func TestContracts(t *testing.T) {
+// TestStoredContracts: contracts have versions and unique names, and agents may not
+// store them.
+func TestStoredContracts(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)
 		ctx := t.Context()
@@ -535,8 +537,9 @@ func TestContracts(t *testing.T) {
 	})
 }
 
-// TestSDK: an SDK's sandbox is bound by a contract that was reviewed.
-func TestSDK(t *testing.T) {
+// TestSDKSandboxesAreBound: the sandbox of an SDK is bound by a
+// contract that was reviewed.
+func TestSDKSandboxesAreBound(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)
 		ctx := t.Context()
@@ -588,9 +591,9 @@ func TestSDK(t *testing.T) {
 	})
 }
 
-// TestMostMail: a sandbox proposes no more mail than its contract allows, by whatever
-// door.
-func TestMostMail(t *testing.T) {
+// TestContractLimitsMail: a sandbox proposes no more mail than its contract allows,
+// through any interface.
+func TestContractLimitsMail(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)
 		ctx := t.Context()

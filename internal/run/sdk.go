@@ -26,7 +26,7 @@ const (
 	// and the sandbox's kernel judges each.
 	sdkTask = "create sandboxes that this contract binds, with an SDK"
 	// sdkTime is how long sandboxes may be created after a person's review, and sdkRule
-	// after a rule's verdict, which is then asked for again.
+	// after that of a rule, which is then asked again.
 	sdkTime = 7 * 24 * time.Hour
 	sdkRule = time.Minute
 	// sdkDenied is how long a refusal holds without a new review.
@@ -35,14 +35,14 @@ const (
 	sdkWait = 5 * time.Second
 )
 
-// sdk reports whether r is a review for an SDK, and no job.
+// sdk reports whether r is a review for an SDK and not a job.
 func (r *Run) sdk() bool { return len(r.Commands) == 0 }
 
-// Sandbox creates a sandbox that is bound by a stored contract, for SDKs. The contract
-// decides on template, network, limits, credentials and mail; of r count metadata,
-// environment and lifetime, and a network that is closed stays closed. Its error wraps
-// [contract.ErrWider] if the contract is wider than the boundary, and is a [ReviewError]
-// until a review has let sandboxes be created by it.
+// Sandbox creates a sandbox for an SDK that a stored contract binds. The contract
+// decides on template, network, limits, credentials and mail. Metadata, environment
+// variables and lifetime come from r; if r closes the network, it stays closed. The
+// error wraps [contract.ErrWider] if the contract is wider than the boundary, and is a
+// [ReviewError] until the contract was reviewed.
 func (s *Service) Sandbox(ctx context.Context, who auth.Principal, contractName string, r sandbox.Request) (sandbox.Info, error) {
 	switch {
 	case s.conf.Fleet == nil:
@@ -100,13 +100,13 @@ func (s *Service) Sandbox(ctx context.Context, who auth.Principal, contractName 
 	return box, err
 }
 
-// bindBox binds the sandbox of an SDK to c, and with fresh confines it. What breaks its
-// binding ends the sandbox.
+// bindBox binds the sandbox of an SDK to c. If fresh is set, it confines the sandbox
+// first. The sandbox is ended if what it starts can no longer be recorded or stopped.
 func (s *Service) bindBox(ctx context.Context, box sandbox.Info, c *contract.Contract, fresh bool) error {
 	who := auth.Principal{Kind: auth.Project, ID: "run", Project: box.Project}
 	end := func(why error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
-		go func() { // the caller must not be held up
+		go func() { // do not block the caller
 			defer cancel()
 			s.log.WarnContext(ctx, "end a sandbox that a contract binds", "sandbox", box.ID, "why", why)
 			if err := s.conf.Fleet.Kill(ctx, who, box.ID); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
@@ -118,7 +118,7 @@ func (s *Service) bindBox(ctx context.Context, box sandbox.Info, c *contract.Con
 		switch v.What {
 		case command.Unrecorded:
 			end(errUnrecorded)
-		case command.Overtime, command.Refused: // on the record of commands
+		case command.Overtime, command.Refused: // the record of commands has them
 		}
 	}
 	if fresh {
@@ -127,8 +127,9 @@ func (s *Service) bindBox(ctx context.Context, box sandbox.Info, c *contract.Con
 	return s.bind(box.ID, c, end, violated)
 }
 
-// rebind binds the sandboxes of SDKs that have outlived the program. Until then nothing
-// can start in them. One whose contract is not found stays like that.
+// rebind binds the sandboxes of SDKs that have survived a restart of the server. Until
+// then nothing can start in them. If a sandbox's contract is not found, it stays
+// unbound.
 func (s *Service) rebind(ctx context.Context) error {
 	var projects []string
 	err := s.db.View(ctx, func(tx *store.Tx) (err error) {
@@ -154,7 +155,7 @@ func (s *Service) rebind(ctx context.Context) error {
 				return err
 			})
 			if err == nil && r.Contract.Digest() != digest {
-				err = errors.New("the contract in the database is another one")
+				err = errors.New("the contract in the database was changed")
 			}
 			if err == nil {
 				err = s.bindBox(ctx, box, r.Contract, false)
@@ -167,8 +168,9 @@ func (s *Service) rebind(ctx context.Context) error {
 	return nil
 }
 
-// reviewed returns the review by which who may create sandboxes by a contract. If there
-// is none that counts it proposes one, and returns a [ReviewError].
+// reviewed returns the review that allows who to create sandboxes with a contract. If
+// there is none, or none that still applies, it proposes one. Unless a rule approves
+// that at once, it returns a [ReviewError].
 func (s *Service) reviewed(ctx context.Context, who auth.Principal, c Stored) (Run, error) {
 	var b *Stored
 	err := s.db.View(ctx, func(tx *store.Tx) (err error) {
@@ -195,10 +197,10 @@ func (s *Service) reviewed(ctx context.Context, who auth.Principal, c Stored) (R
 		}
 		switch {
 		case r.State == Ended && r.Outcome == Succeeded && a.State == oversight.Done && time.Since(a.Settled) < holds:
-			// A template whose name was moved to another build since is reviewed anew.
+			// A review does not apply to another build of the template.
 			if id, _, err := s.template(ctx, auth.Principal{Kind: auth.Project, ID: r.ID, Project: r.Project}, c.Contract); err != nil {
 				return Run{}, fmt.Errorf("template: %w", err)
-			} else if id == r.template && s.sanctioned(ctx, &r) == nil {
+			} else if id == r.template && s.checkApproved(ctx, &r) == nil {
 				return r, nil
 			}
 		case r.State == Proposed:
@@ -210,8 +212,8 @@ func (s *Service) reviewed(ctx context.Context, who auth.Principal, c Stored) (R
 	return s.askForSDK(ctx, who, c)
 }
 
-// lastReview returns the newest review for SDKs of exactly this contract that counts,
-// and its action without payload.
+// lastReview returns the newest review of exactly this contract for SDKs that still
+// applies, and its action without payload.
 func (s *Service) lastReview(ctx context.Context, who auth.Principal, c *contract.Contract) (r Run, a oversight.Action, err error) {
 	err = s.db.UpdateIn(ctx, store.Project(who.Project), func(tx *store.Tx) error {
 		r, err = find(ctx, tx, `project_id = $1 and proposer = $2 and contract_digest = $3 and commands = '[]' and task = $4 and action_id <> '' order by created_at desc, id limit 1`,
@@ -249,7 +251,7 @@ func (s *Service) askForSDK(ctx context.Context, who auth.Principal, c Stored) (
 		Answers: api.RunAnswers{
 			Execution: yes(n.Execution), Network: yes(n.Network), Files: yes(n.Files), Credentials: yes(n.Credentials),
 			Check: "none: the caller of the SDK names the commands, and the contract bounds them", Timeout: "the sandbox is removed, or paused if its caller asked for that",
-			Cleanup: "the sandbox is removed at its end", Export: "files leave in no way; what commands print reaches the caller of the SDK",
+			Cleanup: "the sandbox is removed at its end", Export: "no file leaves; the caller of the SDK gets what commands print",
 		},
 	}
 	r.scope = r.scopeOf()
@@ -269,8 +271,8 @@ func (s *Service) askForSDK(ctx context.Context, who auth.Principal, c Stored) (
 	if err != nil {
 		return Run{}, err
 	}
-	// A proposal of an SDK says nothing that a person has not stored; obstacles are those
-	// of the contract.
+	// The proposal has nothing but a stored contract, so only the contract can be
+	// refused.
 	out, err := s.submit(ctx, who, r)
 	if refused, ok := errors.AsType[*RefusedError](err); ok {
 		return Run{}, &ReviewError{Action: refused.Run.Action, Denied: refused.Run.Reason}
@@ -281,13 +283,13 @@ func (s *Service) askForSDK(ctx context.Context, who auth.Principal, c Stored) (
 	return s.await(ctx, who, out)
 }
 
-// await returns a review once a rule has let it pass, or a [ReviewError] if a person
-// decides.
+// await returns a review once a rule has approved it, or a [ReviewError] if a person
+// must decide.
 func (s *Service) await(ctx context.Context, who auth.Principal, r Run) (Run, error) {
 	over := time.NewTimer(sdkWait)
 	defer over.Stop()
 	for {
-		rung := s.rung()
+		changed := s.nextChange()
 		var a oversight.Action
 		err := s.db.View(ctx, func(tx *store.Tx) (err error) {
 			if r, err = visible(ctx, tx, who, r.ID); err != nil {
@@ -307,7 +309,7 @@ func (s *Service) await(ctx context.Context, who auth.Principal, r Run) (Run, er
 			return Run{}, &ReviewError{Action: r.Action}
 		}
 		select {
-		case <-rung:
+		case <-changed:
 		case <-time.After(200 * time.Millisecond):
 		case <-over.C:
 			return Run{}, &ReviewError{Action: r.Action}

@@ -22,8 +22,8 @@ import (
 	"postern/internal/store"
 )
 
-// A Fleet makes the sandboxes of runs and reaches into them; a [sandbox.Fleet] does.
-// Implementations are safe for concurrent use. What the sandbox's methods return is
+// A Fleet creates the sandboxes of runs and works in them. [sandbox.Fleet] implements
+// it. Implementations are safe for concurrent use. What comes from a sandbox is
 // hostile.
 type Fleet interface {
 	Files
@@ -43,44 +43,44 @@ type Fleet interface {
 
 var _ Fleet = (*sandbox.Fleet)(nil)
 
-// A Binder binds sandboxes to contracts; a [command.Admission] does. What is started in a
-// bound sandbox is judged by its contract first.
+// A Binder binds sandboxes to contracts. [command.Admission] implements it. The
+// contract of a bound sandbox decides first what starts in it.
 type Binder interface {
 	Bind(sandboxID string, b command.Binding) error
 	Unbind(sandboxID string)
 }
 
-// A Collector holds the artifacts of runs; [Exports] does.
+// A Collector collects the artifacts of runs. [Exports] implements it.
 type Collector interface {
 	Collect(ctx context.Context, r Run, e Evidence) error
 }
 
-// A Concluder writes reports; a [Prover] does.
+// A Concluder writes reports and statements. [Prover] implements it.
 type Concluder interface {
 	Prove(ctx context.Context, r Run, e Evidence) error
 }
 
-// Config is what a [Service] works with.
+// Config is the configuration of a [Service].
 type Config struct {
 	Key   []byte       // the server's, of at least 32 bytes; required
 	Blobs *store.Blobs // for inputs, of this service alone; required
-	// Fleet makes sandboxes. Nil: this server runs none, and another one of the database
-	// starts the runs that are proposed here.
+	// Fleet creates sandboxes. Nil means that this server runs none: another server on
+	// the same database starts the runs that are proposed here.
 	Fleet    Fleet
 	Commands Binder    // required with Fleet
-	Exports  Collector // nil: no files leave
-	Prover   Concluder // nil: no reports
+	Exports  Collector // nil means that no files leave
+	Prover   Concluder // nil means that no reports are written
 	// Template returns the ID of the template that who calls name, and the digest of its
 	// image if that is known. Required.
 	Template func(ctx context.Context, who auth.Principal, name string) (id, image string, err error)
 	// Usage measures a sandbox; nil means that memory and disk are not sampled.
 	Usage   func(ctx context.Context, id string) (sandbox.Usage, error)
 	Ceiling policy.Ceiling      // of connections, of every project
-	Secrets *secret.Store       // nil: there are none
-	Post    *mailbox.PostOffice // nil: there are no inboxes
-	// Running is how many runs are under way at a time; 0 means 8.
+	Secrets *secret.Store       // nil means that there are none
+	Post    *mailbox.PostOffice // nil means that there are no inboxes
+	// Running is the maximum number of runs at a time; 0 means 8.
 	Running int
-	// Longest is the longest time of a run; 0 means 24 hours.
+	// Longest is the maximum time of a run; 0 means 24 hours.
 	Longest time.Duration
 }
 
@@ -99,17 +99,17 @@ type Service struct {
 
 	mu      sync.Mutex
 	changed chan struct{}                      // closed and replaced when a run has an event
-	live    map[string]context.CancelCauseFunc // runs that this program performs
+	live    map[string]context.CancelCauseFunc // runs that this process performs
 }
 
-// New returns a service of the runs in db. The gate needs it as the executor of
-// [policy.KindRun]; [Service.Recover] and [Service.Run] start the runs.
+// New returns a service of the runs in db. The caller registers it with the gate for
+// [policy.KindRun], then calls [Service.Recover] and [Service.Run].
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, c Config) (*Service, error) {
 	if len(c.Key) < 32 || c.Blobs == nil || c.Template == nil {
-		return nil, errors.New("runs: no key, blobs or templates")
+		return nil, errors.New("runs: Key, Blobs and Template are required")
 	}
 	if c.Fleet != nil && c.Commands == nil {
-		return nil, errors.New("runs: sandboxes without a judge of their commands")
+		return nil, errors.New("runs: Commands is required with Fleet")
 	}
 	if c.Running <= 0 {
 		c.Running = 8
@@ -126,23 +126,23 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, c Config) (*Servi
 	}, nil
 }
 
-// ring wakes those who wait for events.
-func (s *Service) ring() {
+// notify wakes those who wait for events.
+func (s *Service) notify() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// rung returns a channel that is closed at the next event of any run.
-func (s *Service) rung() <-chan struct{} {
+// nextChange returns a channel that is closed at the next event of any run.
+func (s *Service) nextChange() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.changed
 }
 
-// poke wakes [Service.Run].
-func (s *Service) poke() {
+// wake wakes [Service.Run].
+func (s *Service) wake() {
 	select {
 	case s.due <- struct{}{}:
 	default:
@@ -161,7 +161,8 @@ func (s *Service) Get(ctx context.Context, who auth.Principal, id string) (r Run
 	return r, err
 }
 
-// List returns runs, the newest first: of an agent those that it has proposed.
+// List returns runs, newest first. For an agent it returns those that the agent
+// proposed.
 func (s *Service) List(ctx context.Context, who auth.Principal, q Query) (out []Run, err error) {
 	if err := mayRead(who); err != nil {
 		return nil, err
@@ -183,8 +184,8 @@ func (s *Service) List(ctx context.Context, who auth.Principal, q Query) (out []
 	return out, err
 }
 
-// Events returns the events of a run after number after, at most 200, and its state. If
-// there are none and the run is not over, it waits for some as long as wait, until
+// Events returns the events of a run after number after, at most 200, and the run's
+// state. If there are none and the run is not over, it waits for up to wait, or until
 // closing is closed.
 func (s *Service) Events(ctx context.Context, who auth.Principal, id string, after int64, wait time.Duration, closing <-chan struct{}) (out []Event, state State, err error) {
 	if err := mayRead(who); err != nil {
@@ -192,11 +193,11 @@ func (s *Service) Events(ctx context.Context, who auth.Principal, id string, aft
 	}
 	over := time.NewTimer(wait)
 	defer over.Stop()
-	// Another program on the same database rings nobody here.
+	// Other servers on the same database do not notify this one.
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
 	for {
-		rung := s.rung()
+		changed := s.nextChange()
 		err = s.db.View(ctx, func(tx *store.Tx) error {
 			r, err := visible(ctx, tx, who, id)
 			if err != nil {
@@ -210,7 +211,7 @@ func (s *Service) Events(ctx context.Context, who auth.Principal, id string, aft
 			return out, state, err
 		}
 		select {
-		case <-rung:
+		case <-changed:
 		case <-t.C:
 		case <-over.C:
 			return nil, state, nil

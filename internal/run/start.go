@@ -24,7 +24,7 @@ import (
 	"postern/internal/store"
 )
 
-// Why a run is stopped. The causes of a worker's context.
+// The reasons for which a run is stopped, as the causes of its worker's context.
 var (
 	errCancelled  = errors.New("it was cancelled")
 	errTime       = errors.New("its time was over")
@@ -77,7 +77,7 @@ func (s *Service) perform(server context.Context, r Run) {
 	if server.Err() != nil {
 		return
 	}
-	// What is cleaned up must not end with the run.
+	// The clean-up must not end with the run's context.
 	done, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectTime)
 	defer cancel()
 	if err := w.finish(done, outcome, why); err != nil {
@@ -161,8 +161,8 @@ func (w *worker) run(ctx context.Context) (Outcome, string) {
 	return outcome, why
 }
 
-// broken is the outcome of a run whose records could not be written, or whose sandbox
-// has failed.
+// broken returns the outcome of a run whose records could not be written, or whose
+// sandbox has failed.
 func (w *worker) broken(ctx context.Context, err error) (Outcome, string) {
 	if ctx.Err() != nil {
 		return ended(ctx)
@@ -171,12 +171,12 @@ func (w *worker) broken(ctx context.Context, err error) (Outcome, string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ev.Complete = false
-	return Lost, "the server could not go on with it: " + bounded(err.Error(), 300)
+	return Lost, "the server could not continue it: " + bounded(err.Error(), 300)
 }
 
-// create makes the sandbox, bound and confined, with the inputs in it.
+// create creates the sandbox, bound and confined, and copies the inputs into it.
 func (w *worker) create(ctx context.Context) error {
-	if err := w.s.sanctioned(ctx, &w.r); err != nil {
+	if err := w.s.checkApproved(ctx, &w.r); err != nil {
 		return err
 	}
 	c, who := w.r.Contract, w.r.itself()
@@ -203,7 +203,8 @@ func (w *worker) create(ctx context.Context) error {
 		w.box = box
 		w.mu.Lock()
 		w.r.Sandbox = box.ID
-		// Before anything can start in it: after a crash its sandbox is found by this.
+		// Record the sandbox before anything can start in it, so that it is found after a
+		// crash.
 		err := w.s.save(ctx, &w.r, Event{})
 		w.mu.Unlock()
 		if err != nil {
@@ -227,13 +228,13 @@ func (w *worker) create(ctx context.Context) error {
 	return w.s.conf.Fleet.Settle(ctx, box.ID)
 }
 
-// The keys of the metadata of sandboxes that are bound by a contract.
+// The metadata keys of sandboxes that are bound by a contract.
 const (
 	metadataRun      = "postern.run"
 	metadataContract = "postern.contract"
 )
 
-// request returns what a sandbox that is bound by c is asked for with.
+// request returns the request for a sandbox that c binds.
 func (s *Service) request(ctx context.Context, who principal, c *contract.Contract, l contract.Limits) (sandbox.Request, error) {
 	req := sandbox.Request{
 		Asked: c.Template, Egress: c.Egress(), Contract: c.Name + "@" + c.Digest(),
@@ -256,7 +257,7 @@ func (s *Service) request(ctx context.Context, who principal, c *contract.Contra
 	return req, nil
 }
 
-// bind has the starts of programs in a sandbox judged by c.
+// bind makes c decide what starts in a sandbox.
 func (s *Service) bind(id string, c *contract.Contract, stop func(error), violated func(command.Violation)) error {
 	return s.conf.Commands.Bind(id, command.Binding{
 		Contract: c,
@@ -266,9 +267,10 @@ func (s *Service) bind(id string, c *contract.Contract, stop func(error), violat
 	})
 }
 
-// confine makes a sandbox's view of files and binds it to c. Nothing of anybody's has
-// started in it yet. A sandbox with a contract that is not bound starts nothing: so the
-// template's services, which end meanwhile, neither start again nor count against c.
+// confine restricts a sandbox's view of files and binds the sandbox to c. Nothing but
+// the template's programs may have started in it. Until it is bound nothing starts in
+// it, so the template's services, which are ended meanwhile, neither restart nor count
+// against c.
 func (s *Service) confine(ctx context.Context, id string, c *contract.Contract, stop func(error), violated func(command.Violation)) error {
 	err := s.conf.Fleet.Confine(ctx, id, sandbox.Confinement{
 		Read: slices.Clone(c.Files.Read), Write: slices.Clone(c.Files.Write), Deny: slices.Clone(c.Files.Deny), Dir: c.Dir(), Trace: true,
@@ -279,8 +281,9 @@ func (s *Service) confine(ctx context.Context, id string, c *contract.Contract, 
 	return s.bind(id, c, stop, violated)
 }
 
-// putInputs puts the inputs in. Their bytes are compared with the approved digests once
-// more. The attack: an input is swapped on the disk between the review and the start.
+// putInputs copies the inputs into the sandbox. It compares their bytes with the
+// approved digests once more. The attack: an input is swapped on the disk between the
+// review and the start.
 func (w *worker) putInputs(ctx context.Context, id string) error {
 	for _, in := range w.r.Inputs {
 		b, err := w.s.kept.open(in.Blob, []byte(in.Blob))
@@ -298,12 +301,12 @@ func (w *worker) putInputs(ctx context.Context, id string) error {
 	return nil
 }
 
-// violated is told what the sandbox tried against the commands clause.
+// violated returns the function that is called for violations of the commands clause.
 func (w *worker) violated(ctx context.Context) func(command.Violation) {
-	return func(v command.Violation) { w.trespass(ctx, v) }
+	return func(v command.Violation) { w.onViolation(ctx, v) }
 }
 
-func (w *worker) trespass(ctx context.Context, v command.Violation) {
+func (w *worker) onViolation(ctx context.Context, v command.Violation) {
 	w.mu.Lock()
 	begun := !w.ev.Confined.IsZero()
 	w.mu.Unlock()
@@ -353,7 +356,7 @@ func (w *worker) breach(ctx context.Context, name string, limit, seen int64, why
 	w.stop(why)
 }
 
-// event adds an event that nothing depends on.
+// event adds an event. If that fails, the run goes on.
 func (w *worker) event(ctx context.Context, e Event) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 	defer cancel()
@@ -363,8 +366,8 @@ func (w *worker) event(ctx context.Context, e Event) {
 	}
 }
 
-// watch measures the sandbox, and looks whether somebody on another server has
-// cancelled the run, until ctx ends.
+// watch measures the sandbox, and checks whether the run was cancelled on another
+// server, until ctx ends.
 func (w *worker) watch(ctx context.Context) {
 	t := time.NewTicker(sampleTime)
 	defer t.Stop()
@@ -471,7 +474,7 @@ func (w *worker) command(ctx context.Context, i int) (code *int, failed string, 
 		}
 		return nil
 	})
-	// What has happened is recorded, also if the run is being ended.
+	// Record the result even if the run is being ended.
 	done, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 	defer cancel()
 	res := Result{Command: args, Started: w.r.Results[i].Started, Ended: time.Now(), Signal: ended.Signal, Stdout: out, Stderr: errs, Reason: bounded(ended.Reason, 500)}
@@ -530,7 +533,7 @@ func (w *worker) command(ctx context.Context, i int) (code *int, failed string, 
 	return code, failed, serr
 }
 
-// describe returns what became of a run whose context has ended.
+// describe is [ended], whose name is shadowed in command.
 func describe(ctx context.Context) (Outcome, string) { return ended(ctx) }
 
 // finish ends what still runs, collects the files, removes the sandbox, and writes the
@@ -553,8 +556,8 @@ func (w *worker) finish(ctx context.Context, outcome Outcome, why string) error 
 	}
 	w.mu.Lock()
 	if outcome == Succeeded && len(w.ev.Violations) > 0 || outcome == Failed && len(w.ev.Violations) > 0 {
-		// An attempt counts, also if it was refused.
-		outcome, why = Violated, "it tried what its contract does not allow: "+w.ev.Violations[0].Text
+		// An attempt counts even if it was refused.
+		outcome, why = Violated, "it tried something that its contract does not allow: "+w.ev.Violations[0].Text
 	}
 	if outcome == Lost {
 		w.ev.Complete = false

@@ -34,7 +34,7 @@ func newVault(blobs *store.Blobs, key []byte, purpose string) (*vault, error) {
 	return &vault{blobs, aead}, nil
 }
 
-// seal stores data, and authenticates with it what it belongs to. The attack: somebody
+// seal stores data, and authenticates belongs with it. The attack: somebody
 // who can write the directory swaps two blobs.
 func (v *vault) seal(id string, data, belongs []byte) error {
 	return v.Put(id, v.aead.Seal(nil, nil, data, belongs)) //nolint:gosec // the nonce is random: NewGCMWithRandomNonce makes and prepends it
@@ -48,7 +48,7 @@ func (v *vault) open(id string, belongs []byte) ([]byte, error) {
 	}
 	data, err := v.aead.Open(nil, nil, b, belongs)
 	if err != nil {
-		return nil, fmt.Errorf("blob %s: is not as it was stored", id)
+		return nil, fmt.Errorf("blob %s: was changed since it was stored", id)
 	}
 	return data, nil
 }

@@ -17,11 +17,11 @@ import (
 // principal is an authenticated caller.
 type principal = auth.Principal
 
-// sweepTime is how often what is left of runs is looked for.
+// sweepTime is the interval at which leftovers of runs are removed.
 const sweepTime = 30 * time.Second
 
-// Run starts the runs that may start, and removes what they have left, until ctx is
-// done. It blocks. On a server without sandboxes it does nothing.
+// Run starts the runs that may start, and removes what they leave behind, until ctx is
+// done. On a server without sandboxes it does nothing until then.
 func (s *Service) Run(ctx context.Context) error {
 	if s.conf.Fleet == nil {
 		<-ctx.Done()
@@ -39,7 +39,7 @@ func (s *Service) Run(ctx context.Context) error {
 			if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
 				s.log.ErrorContext(ctx, "remove what runs have left", "err", err)
 			}
-			if err := s.proveLeft(ctx); err != nil && ctx.Err() == nil {
+			if err := s.proveMissing(ctx); err != nil && ctx.Err() == nil {
 				s.log.ErrorContext(ctx, "write reports of runs", "err", err)
 			}
 		}
@@ -56,7 +56,7 @@ func (s *Service) Run(ctx context.Context) error {
 			}
 			slots <- struct{}{}
 			wg.Go(func() {
-				defer func() { <-slots; s.poke() }()
+				defer func() { <-slots; s.wake() }()
 				s.perform(ctx, r)
 			})
 		}
@@ -69,8 +69,8 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
-// claim marks the oldest run that may start as begun. A proposer has at most half of the
-// places. The attack: an agent whose runs keep everybody else's waiting.
+// claim takes the oldest run that may start. A proposer has at most half of the places.
+// The attack: an agent's runs keep all others waiting.
 func (s *Service) claim(ctx context.Context) (r Run, ok bool, err error) {
 	var waiting []Run
 	err = s.db.Look(ctx, func(tx *store.Tx) error {
@@ -91,10 +91,10 @@ func (s *Service) claim(ctx context.Context) (r Run, ok bool, err error) {
 	return r, err == nil, err
 }
 
-// Recover ends what a former process has begun and not ended: such runs are lost, and
-// their sandboxes removed. Nothing runs twice. It binds again the sandboxes of SDKs that
-// still live. Call it once, when the fleet has found its sandboxes and before
-// [Service.Run].
+// Recover ends the runs that a former process has not finished: they are lost, and
+// their sandboxes are removed. Nothing runs twice. It also binds the sandboxes of SDKs
+// that are still alive. Call it once, after the fleet has found its sandboxes and
+// before [Service.Run].
 func (s *Service) Recover(ctx context.Context) error {
 	if s.conf.Fleet == nil {
 		return nil
@@ -158,8 +158,8 @@ func (s *Service) boxesOf(ctx context.Context, r *Run) (out []sandbox.Info, err 
 		return nil, err
 	}
 	for _, box := range list {
-		// Metadata is the creator's to write: a sandbox without a contract that claims to
-		// be a run's is not.
+		// Anybody can set metadata: a sandbox without a contract is not a run's, whatever
+		// it says.
 		if box.Contract != "" && (box.ID == r.Sandbox || box.Metadata[metadataRun] == r.ID) {
 			out = append(out, box)
 		}
@@ -167,7 +167,7 @@ func (s *Service) boxesOf(ctx context.Context, r *Run) (out []sandbox.Info, err 
 	return out, nil
 }
 
-// removeKept removes the sandboxes that were kept until now.
+// removeKept removes kept sandboxes whose time is over.
 func (s *Service) removeKept(ctx context.Context) error {
 	var due []Run
 	err := s.db.Look(ctx, func(tx *store.Tx) (err error) {
@@ -201,8 +201,8 @@ func (s *Service) removeKept(ctx context.Context) error {
 	return nil
 }
 
-// sweep ends drafts that are never proposed, and removes the bytes of inputs that no run
-// needs any more.
+// sweep ends drafts that were not proposed in time, and removes the bytes of inputs
+// that no run needs any more.
 func (s *Service) sweep(ctx context.Context) error {
 	var old []Run
 	err := s.db.Look(ctx, func(tx *store.Tx) (err error) {
@@ -220,11 +220,12 @@ func (s *Service) sweep(ctx context.Context) error {
 		}
 		s.forget(ctx, &r)
 	}
-	// A blob is stored before its row: only what is older than any draft can be left.
+	// A blob is stored before its row, so only blobs that are older than any draft can
+	// be orphans.
 	return s.kept.Old(time.Now().Add(-2*draftTime), func(ids []string) error {
 		for _, id := range ids {
 			var n int
-			// The IDs are random, and stand in the JSON of the inputs alone.
+			// The IDs are random, and occur only in the JSON of the inputs.
 			err := s.db.Peek(ctx, `select count(*) from run where state not in ($1, $2) and inputs like $3`, []any{Ended, Refused, "%" + id + "%"}, &n)
 			if err != nil {
 				return err
