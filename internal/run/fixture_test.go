@@ -40,6 +40,7 @@ type box struct {
 	confined sandbox.Confinement
 	files    map[string]string
 	dead     bool
+	calls    []string // that need an order
 }
 
 // A fleet has sandboxes that run nothing. The function act plays the commands.
@@ -119,7 +120,15 @@ func (f *fleet) Confine(_ context.Context, id string, c sandbox.Confinement) err
 	return err
 }
 
-func (f *fleet) Settle(context.Context, string) error { return nil }
+func (f *fleet) Settle(_ context.Context, id string) error { return f.called(id, "settle") }
+
+func (f *fleet) called(id, what string) error {
+	b, err := f.get(id)
+	if err == nil {
+		b.calls = append(b.calls, what)
+	}
+	return err
+}
 
 func (f *fleet) PutFile(_ context.Context, id, path string, r io.Reader) error {
 	b, err := f.get(id)
@@ -132,7 +141,7 @@ func (f *fleet) PutFile(_ context.Context, id, path string, r io.Reader) error {
 }
 
 func (f *fleet) RunCommand(ctx context.Context, id string, c sandbox.Command, output func(stream byte, p []byte) error) (sandbox.Ended, error) {
-	if _, err := f.get(id); err != nil {
+	if err := f.called(id, "command"); err != nil {
 		return sandbox.Ended{}, err
 	}
 	if f.act == nil {
@@ -142,7 +151,7 @@ func (f *fleet) RunCommand(ctx context.Context, id string, c sandbox.Command, ou
 }
 
 func (f *fleet) KillProcess(context.Context, string, int) error { return nil }
-func (f *fleet) KillAll(context.Context, string) error          { return nil }
+func (f *fleet) KillAll(_ context.Context, id string) error     { return f.called(id, "kill all") }
 func (f *fleet) Gone(_ context.Context, s sandbox.Info) []sandbox.Trace {
 	_, err := f.get(s.ID)
 	return []sandbox.Trace{{What: "sandbox", Gone: err != nil}}

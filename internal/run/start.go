@@ -545,11 +545,13 @@ func (w *worker) finish(ctx context.Context, outcome Outcome, why string) error 
 		kill, cancel := context.WithTimeout(ctx, killTime)
 		w.sample(kill) // a short run is measured as well
 		err := s.conf.Fleet.KillAll(kill, box)
+		// What they opened last may not be on the record yet.
+		serr := s.conf.Fleet.Settle(kill, box)
 		cancel()
 		w.mu.Lock()
-		w.ev.Killed = err == nil
+		w.ev.Killed, w.ev.Traced = err == nil, w.ev.Traced && serr == nil
 		w.mu.Unlock()
-		if err != nil {
+		if err := errors.Join(err, serr); err != nil {
 			s.log.WarnContext(ctx, "end the processes of a run", "run", w.r.ID, "err", err)
 		}
 		w.examine(ctx)
