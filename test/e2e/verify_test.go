@@ -40,7 +40,8 @@ func TestVerify(t *testing.T) {
 	s := start(t, t.TempDir(), "--memory", "512", "--disk", "512")
 	dir := t.TempDir()
 	log, junit := filepath.Join(dir, "log"), filepath.Join(dir, "junit.xml")
-	// The tests read the server's log through a pipe. Here it is a file.
+	// The tests read the server's log through a pipe. Here it is copied to a file, which is
+	// replaced as a whole: a check that reads it must not find it empty.
 	done, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -50,7 +51,9 @@ func TestVerify(t *testing.T) {
 				last = true
 			case <-time.After(20 * time.Millisecond):
 			}
-			_ = os.WriteFile(log, []byte(s.log.String()), 0o600)
+			if os.WriteFile(log+".new", []byte(s.log.String()), 0o600) == nil {
+				_ = os.Rename(log+".new", log)
+			}
 		}
 	}()
 	v, err := s.verify("--log", log, "--junit", junit)
