@@ -8,11 +8,11 @@ import (
 func boundaryCommand() *command {
 	var c Config
 	return &command{
-		use: "boundary", short: "set the boundary that no contract of a run may exceed",
+		use: "boundary", short: "set, show and remove the boundary that no contract of a run may exceed",
 		long: `
-The boundary is a contract itself. A run whose contract is wider in any clause is
-refused, and the refusal names the clause; no review can allow it. Only owners set and remove it.
-See docs/reference/contract.md.`,
+The boundary has the form of a contract. A run whose contract is wider in any clause is
+refused, and the refusal names the clause. No review can allow such a run. Only owners
+set and remove the boundary. See docs/reference/contract.md.`,
 		example: `
   postern boundary set boundary.yaml
   postern boundary show
@@ -33,7 +33,7 @@ See docs/reference/contract.md.`,
 				}),
 			},
 			{
-				use: "set FILE", short: "set the boundary, or replace it", facts: true,
+				use: "set FILE", short: "set or replace the boundary", facts: true,
 				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 					text, err := contractFile(args)
 					if err != nil {
@@ -50,7 +50,7 @@ See docs/reference/contract.md.`,
 				}),
 			},
 			{
-				use: "rm", short: "remove the boundary; then only reviews limit contracts",
+				use: "rm", short: "remove the boundary, so that only reviews limit contracts",
 				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 					if err := noArgs(args); err != nil {
 						return err

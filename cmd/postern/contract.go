@@ -17,11 +17,11 @@ func contractCommand() *command {
 	var conf Config
 	var t contractTool
 	return &command{
-		use: "contract", short: "contracts of runs: write, check, compare and store them",
+		use: "contract", short: "write, check, compare and store the contracts of runs",
 		long: `
-A contract says what a run may do: the programs that it may start, the files that it
-sees, where it connects, its limits, and what may come out. What a clause does not
-name is not allowed. Begin with one that has every field:
+A contract says what a run may do: which programs it starts, which files it sees,
+where it connects, what its limits are, and which files may leave. What a clause does
+not name is not allowed. Start with a contract that has every field:
 
   postern contract init report.yaml
 
@@ -33,47 +33,47 @@ describes the format.`,
   postern contract put report.yaml`,
 		below: append([]*command{
 			{
-				use: "init [FILE]", short: "write a commented contract to start from",
+				use: "init [FILE]", short: "write a contract with a comment for each field",
 				long: `
-Writes a valid contract with a comment for each field to FILE, which must not exist, or
-to standard output. The contract is named after the file.`,
+Writes a valid contract with a comment for each field to FILE or standard output. FILE
+must not exist. The contract is named after the file.`,
 				example: "postern contract init report.yaml",
 				run:     t.start,
 			},
 			{
-				use: "check FILE...", short: "check contracts for what cannot be enforced", lists: true,
+				use: "check FILE...", short: "check contracts for errors", lists: true,
 				long: `
-Prints each error with its line, and warns about what the contract allows without
-saying so plainly. The exit status is 1 if one of them is not valid. With
---boundary the files are boundaries, which may also say template "*", secret "*",
-inbox "*", and "/" in files.read and files.write. - is standard input.`,
+Prints each error with its line, and warns about clauses that allow more than they
+seem to. A clause that cannot be enforced is an error. The exit status is 1 if a file
+is not valid. With --boundary the files are boundaries. They may also say template "*",
+secret "*", inbox "*", and "/" in files.read and files.write. - is standard input.`,
 				example: "postern contract check report.yaml\npostern contract check --boundary boundary.yaml",
 				flags: func(fs *pflag.FlagSet) {
-					fs.BoolVar(&t.boundary, "boundary", false, "the files are boundaries, which bound contracts")
+					fs.BoolVar(&t.boundary, "boundary", false, "the files are boundaries")
 				},
 				run: t.check,
 			},
 			{
-				use: "explain FILE", short: "say in plain sentences what a contract allows", facts: true,
+				use: "explain FILE", short: "print what a contract allows, in sentences", facts: true,
 				long: `
-Prints a sentence or two for each clause, also for those that allow nothing. It is what
-the person who reviews a run reads.`,
+Prints a sentence or two for each clause, also for clauses that allow nothing. A person
+who reviews a run reads the same sentences.`,
 				example: "postern contract explain report.yaml", run: t.explain,
 			},
 			{
-				use: "diff A B", short: "say whether contract B is wider than A, and where", facts: true,
+				use: "diff A B", short: "print whether contract B is wider than A, and where", facts: true,
 				long: `
 Compares two contracts clause by clause. The exit status is 0 if B allows nothing that A
-does not, and 1 if it does, or may: a pattern that cannot be shown to be contained is
-wider. With a boundary as A it says whether a run of B would be refused.`,
+does not, and 1 if B is wider. A pattern of B that cannot be shown to lie within one of A
+counts as wider. If A is a boundary, the answer says whether a run of B would be refused.`,
 				example: "postern contract diff boundary.yaml report.yaml", run: t.diff,
 			},
 			{
-				use: "test FILE [flags] [--] [COMMAND [ARGUMENT...]]", short: "say whether a contract allows a command, a path or a host", facts: true,
+				use: "test FILE [flags] [--] [COMMAND [ARGUMENT...]]", short: "print whether a contract allows a command, a path or a host", facts: true,
 				long: `
-Says for each question whether the contract allows it, and by which clause. A COMMAND
-without a slash is taken for the template's program of that name. The exit status is 1
-if anything that was asked for is refused.`,
+Prints for the COMMAND and each flag whether the contract allows it, and by which clause.
+A COMMAND without a slash means the template's program of that name. The exit status is
+1 if anything is refused.`,
 				example: `
   postern contract test report.yaml -- python3 report.py --month 11
   postern contract test report.yaml --path /etc/passwd --host api.example.com --artifact /work/out.csv`,
@@ -89,8 +89,8 @@ if anything that was asked for is refused.`,
 			{
 				use: "schema", short: "print the JSON Schema of contracts",
 				long: `
-Prints the JSON Schema (draft 2020-12), for editors. It describes the form; check says
-what can be enforced.`,
+Prints the JSON Schema (draft 2020-12), for editors. It describes the form. Whether a
+clause can be enforced, only "postern contract check" tells.`,
 				example: "postern contract schema > contract.schema.json",
 				run: func(_ context.Context, args []string, out *output) error {
 					if err := noArgs(args); err != nil {
@@ -142,7 +142,7 @@ func (t *contractTool) start(_ context.Context, args []string, out *output) erro
 	if err := f.Close(); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "%s is written; after changing it: postern contract check %s\n", args[0], args[0])
+	_, err = fmt.Fprintf(out, "%s is written; change it, then run postern contract check %s\n", args[0], args[0])
 	return err
 }
 
@@ -276,7 +276,7 @@ func (t *contractTool) diff(_ context.Context, args []string, out *output) error
 		case d.Same:
 			says = "says the same as " + args[0]
 		case len(d.Narrower) == 0:
-			says = "allows the same as " + args[0] + ", in other words"
+			says = "allows the same as " + args[0] + ", with other patterns"
 		}
 		_, err := fmt.Fprintf(out, "%s %s\n", args[1], says)
 		return err
@@ -339,7 +339,7 @@ func (t *contractTool) test(_ context.Context, args []string, out *output) error
 		list = append(list, answer)
 	}
 	if len(list) == 0 {
-		return fmt.Errorf("%w: nothing is asked; write -- COMMAND, --path, --read, --host, --input or --artifact", errUsage)
+		return fmt.Errorf("%w: nothing is asked: write -- COMMAND, --path, --read, --host, --input or --artifact", errUsage)
 	}
 	refused := false
 	err = out.facts(list, func() error {

@@ -22,11 +22,10 @@ func storedContracts(c *Config) []*command {
 	})
 	return []*command{
 		{
-			use: "put FILE", short: "store a contract on the server, under its own name", facts: true,
+			use: "put FILE", short: "store a contract on the server, under the name in it", facts: true,
 			long: `
-Stores a contract, so that runs and the E2B SDKs can name it. Each version is
-kept. Storing a contract starts nothing. Each run is reviewed unless a person has
-approved one that it does not exceed.`,
+Stores a contract, so that runs and the E2B SDKs can use it by its name. Each version
+is kept. Storing a contract starts nothing and approves nothing.`,
 			example: "postern contract put weekly-report.yaml",
 			flags:   c.location,
 			run: onServer(c, func(ctx context.Context, l *local, args []string, out *output) error {
@@ -52,7 +51,7 @@ approved one that it does not exceed.`,
 			}),
 		},
 		{
-			use: "list", short: "list the contracts that the server has", lists: true, flags: c.location,
+			use: "list", short: "list the contracts on the server", lists: true, flags: c.location,
 			run: onServer(c, func(ctx context.Context, l *local, args []string, out *output) error {
 				if err := noArgs(args); err != nil {
 					return err
@@ -69,7 +68,7 @@ approved one that it does not exceed.`,
 			}),
 		},
 		{
-			use: "show NAME", short: "print a contract that the server has", facts: true, complete: names, flags: c.location,
+			use: "show NAME", short: "print a contract on the server", facts: true, complete: names, flags: c.location,
 			run: onServer(c, func(ctx context.Context, l *local, args []string, out *output) error {
 				name, err := oneArg(args, "NAME")
 				if err != nil {

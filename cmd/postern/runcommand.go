@@ -21,31 +21,31 @@ import (
 )
 
 const runHelp = `
-Runs a command in a sandbox of its own, which a contract bounds: the programs that
-it may start, the files that it sees, where it connects, its limits, and the files
-that may come out. The run is reviewed first: where policy does not know the
-contract, a person decides (postern review). Afterwards the sandbox is destroyed,
-and the report says of each clause whether it was kept.
+Runs a command in a sandbox of its own, under a contract. The contract says which
+programs may start, which files the run sees, where it connects, what its limits are,
+and which files may leave. The run is reviewed before it starts: unless a policy rule
+decides, a person does (postern review). Afterwards the sandbox is destroyed, and the
+report says of each clause whether it was kept.
 
-CONTRACT is a file; --name takes one that the server has stored instead. What
-follows -- is the command. With --file it is the arguments of that script, which is
-put in and run by the interpreter for its name: python3 for .py, bash for .sh, node
-for .js, perl for .pl, ruby for .rb.
+CONTRACT is a file. With --name the server's stored contract is used instead. The
+words after -- are the command. With --file the script becomes an input, the
+interpreter for its name runs it, and the words after -- are its arguments: python3
+for .py, bash for .sh, node for .js and .mjs, perl for .pl, ruby for .rb.
 
-An input goes where the contract has a place for its name (files.inputs), else below
-the first place that ends in /* or /**, or to the PATH that is given: in a
-directory, symbolic links are left out.
+Without a PATH, an input goes to the entry of files.inputs that has its name, else to
+the first pattern there that matches it. In a directory, symbolic links and special
+files are left out.
 
-The exit status is that of the last command. Distinct from it are:
+The exit status is that of the last command, or one of these:
 
   120  refused: the contract is not valid or wider than the boundary, the review
-       said no, or evidence is missing
-  121  violated: the run did or tried what its contract does not allow
-  122  nobody reviewed it within --wait-review; it is cancelled
-  123  lost, cancelled, or the server could not be asked
-  124  its time was over
+       refused the run, or evidence is missing
+  121  violated: the run did or tried something that its contract does not allow
+  122  nobody reviewed it within --wait-review, and it was cancelled
+  123  lost or cancelled, or the server could not be reached
+  124  timed out
 
-Ctrl-C cancels the run and waits for its end; a second one leaves at once.`
+Ctrl-C cancels the run and waits for its end. A second Ctrl-C leaves at once.`
 
 // The exit statuses of postern run, apart from the program's own.
 const (
@@ -95,7 +95,7 @@ type runTool struct {
 func runCommand() *command {
 	t := &runTool{}
 	return &command{
-		use: "run [CONTRACT] [flags] [--] [COMMAND [ARGUMENT...]]", short: "run a command that a contract bounds, and report what it did",
+		use: "run [CONTRACT] [flags] [--] [COMMAND [ARGUMENT...]]", short: "run a command under a contract, and report what it did",
 		long: runHelp,
 		example: `
   postern run --first
@@ -119,19 +119,19 @@ func runCommand() *command {
 }
 
 func (t *runTool) flags(fs *pflag.FlagSet) {
-	fs.BoolVar(&t.first, "first", false, "go through the smallest run step by step: a checklist for a new server; takes no CONTRACT and no COMMAND")
+	fs.BoolVar(&t.first, "first", false, "go through a small run step by step, as a checklist for a new server; without CONTRACT and COMMAND")
 	fs.StringVar(&t.name, "name", "", "`name` of a contract that the server has stored, instead of CONTRACT")
-	fs.StringVar(&t.file, "file", "", "`script` to put in and run; what follows -- are its arguments")
-	fs.Var(&addressList{&t.inputs}, "input", "`FILE|DIR[=PATH]` of this machine to put in, read-only; may be repeated")
+	fs.StringVar(&t.file, "file", "", "`script` to add as an input and run; the words after -- are its arguments")
+	fs.Var(&addressList{&t.inputs}, "input", "`FILE|DIR[=PATH]`: add a file or directory of this machine as a read-only input; may be repeated")
 	fs.StringVar(&t.task, "task", "", "`text` that says what the run is for, for the people who review it (default: the contract's description, else the command)")
-	fs.StringVar(&t.check, "check", "", "answer of the review: the smallest `check` that can be undone")
-	fs.StringVar(&t.timeout, "on-timeout", "", "answer of the review: `what` happens when its time is over")
-	fs.StringVar(&t.cleanup, "cleanup", "", "answer of the review: `what` is cleaned up, and how")
-	fs.StringVar(&t.export, "export", "", "answer of the review: `what` leaves, and for whom")
-	fs.Var(&addressList{&t.missing}, "missing", "answer of the review: `evidence` that is missing; the run is refused then; may be repeated")
-	fs.BoolVar(&t.detach, "detach", false, "print the run's ID once it is proposed, and do not wait")
-	fs.DurationVar(&t.wait, "wait-review", 10*time.Minute, "how long to wait for people: for the review, and with --out for the files; 0 means without end")
-	fs.StringVar(&t.out, "out", "", "`directory` into which released artifacts are saved")
+	fs.StringVar(&t.check, "check", "", "answer for the review: the smallest `check` that can be undone")
+	fs.StringVar(&t.timeout, "on-timeout", "", "answer for the review: `what` happens when its time is over")
+	fs.StringVar(&t.cleanup, "cleanup", "", "answer for the review: `what` is cleaned up, and how")
+	fs.StringVar(&t.export, "export", "", "answer for the review: `what` leaves, and for whom")
+	fs.Var(&addressList{&t.missing}, "missing", "answer for the review: `evidence` that is missing, so that the run is refused; may be repeated")
+	fs.BoolVar(&t.detach, "detach", false, "propose the run, print its ID and return")
+	fs.DurationVar(&t.wait, "wait-review", 10*time.Minute, "how long to wait for the review, and with --out for decisions about files; 0 means without end")
+	fs.StringVar(&t.out, "out", "", "`directory` to save released artifacts into")
 	fs.BoolVar(&t.force, "force", false, "with --out, overwrite files")
 	fs.BoolVar(&t.events, "events", false, "print each event as a line of JSON, as it happens")
 }
@@ -216,7 +216,7 @@ func (t *runTool) contract(ctx context.Context, l *local, source string) ([]byte
 	}
 	b, err := readContract(source)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("contract: %w; --name names one that the server has stored", err)
+		err = fmt.Errorf("contract: %w; for a contract on the server use --name", err)
 	}
 	return b, err
 }
@@ -250,7 +250,7 @@ func (t *runTool) prepare(ins *runInputs, command []string) ([][]string, error) 
 	}
 	program := interpreter(t.file)
 	if program == "" {
-		return nil, fmt.Errorf("%w: --file: %s: no interpreter is known for its name (.py, .sh, .js, .mjs, .pl or .rb); use --input, and name the program after --", errUsage, t.file)
+		return nil, fmt.Errorf("%w: --file: %s: no interpreter is known for its name (.py, .sh, .js, .mjs, .pl or .rb); use --input, and write the program after --", errUsage, t.file)
 	}
 	if err := ins.addFile(t.file, ""); err != nil {
 		return nil, fmt.Errorf("--file: %w", err)

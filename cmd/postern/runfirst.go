@@ -118,9 +118,9 @@ func (t *runTool) runFirst(ctx context.Context, l *local, args []string, out *ou
 		return err
 	}
 	if list.no > 0 {
-		return fmt.Errorf("the first run is not done: steps that failed: %d", list.no)
+		return fmt.Errorf("the first run is not done: %d steps failed", list.no)
 	}
-	fmt.Fprintf(out, "\nThe first run is done. Write a contract of your own: postern contract init; docs/runs.md goes on from here.\n")
+	fmt.Fprintf(out, "\nThe first run is done. Write your own contract with postern contract init; docs/runs.md continues from here.\n")
 	return nil
 }
 
@@ -156,15 +156,15 @@ func (t *runTool) firstReview(ctx context.Context, l *local, id string, list *ch
 	}
 	if a.State != api.StatePending { // the second first run goes in nothing beyond the first
 		if a.Review != nil && a.State != api.StateDenied {
-			list.step(true, "nobody is asked: %s", cell(a.Verdict))
+			list.step(true, "no person was asked: %s", cell(a.Verdict))
 		}
 		return nil
 	}
 	if !isTerminal(os.Stdin) || !isTerminal(out) {
-		fmt.Fprintf(out, "… it waits for a person: postern approve %s\n", r.Action)
+		fmt.Fprintf(out, "… waiting for a person: postern approve %s\n", r.Action)
 		return nil
 	}
-	fmt.Fprintf(out, "? start it, as above? [y/N] ")
+	fmt.Fprintf(out, "? start this run? [y/N] ")
 	line, err := bufio.NewReader(os.Stdin).ReadString('\n')
 	if err != nil {
 		return err
@@ -212,7 +212,7 @@ func (l *local) firstResults(ctx context.Context, r api.Run, list *checklist, ou
 		}
 	}
 	_, err = l.sandbox(ctx, r.Sandbox)
-	list.step(left == 0 && len(report.Teardown) > 0 && err != nil, "the sandbox is destroyed: %d things of it were looked for, %d are left", len(report.Teardown), left)
+	list.step(left == 0 && len(report.Teardown) > 0 && err != nil, "the sandbox is destroyed: the server looked for %d traces of it and found %d", len(report.Teardown), left)
 	list.step(report.Violated == 0 && report.NotVerified == 0, "clauses: %d kept, %d violated, %d not verified", report.Kept, report.Violated, report.NotVerified)
 	n := 0
 	for _, err := range l.api.Audit.List(ctx, client.AuditQuery{Object: r.ID, Since: r.CreatedAt.Add(-time.Minute)}) {
@@ -221,7 +221,7 @@ func (l *local) firstResults(ctx context.Context, r api.Run, list *checklist, ou
 		}
 		n++
 	}
-	list.step(n > 0, "entries about it in the audit: %d", n)
+	list.step(n > 0, "the audit has %d entries about it", n)
 	if err := l.firstStatement(ctx, r.ID, list); err != nil {
 		return err
 	}
@@ -271,6 +271,6 @@ func (l *local) firstStatement(ctx context.Context, id string, list *checklist) 
 		return err
 	}
 	v, err := attest.Verify(text, keys)
-	list.step(err == nil && v.Statement.Predicate.Run == id, "its statement carries a valid signature of the server; postern runs statement %s prints it", id)
+	list.step(err == nil && v.Statement.Predicate.Run == id, "its statement has a valid signature of the server; postern runs statement %s prints it", id)
 	return nil
 }

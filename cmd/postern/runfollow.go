@@ -48,7 +48,7 @@ func (f *follower) follow(ctx context.Context) error {
 		return f.report(ctx, statusUnreviewed)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w; postern runs show %s says what became of it", f.id, err, f.id)
+		return fmt.Errorf("%s: %w; postern runs show %s shows its state", f.id, err, f.id)
 	}
 	return f.report(ctx, 0)
 }
@@ -171,7 +171,7 @@ func runEventText(e api.RunEvent) string {
 	case e.Kind == api.RunEventOutput:
 		return fmt.Sprintf("command %d: %s of output", e.Command, megabytes(e.Bytes))
 	case e.Kind == api.RunEventState && e.Outcome != "":
-		return strings.TrimSuffix(cell(e.Outcome)+": "+text, ": ")
+		return strings.TrimSuffix(cell(outcomeWords(e.Outcome))+": "+text, ": ")
 	case e.Kind == api.RunEventCommand:
 		return "start " + text
 	case text == "":
@@ -186,12 +186,12 @@ func (f *follower) interrupted(ctx context.Context) error {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, cancelWait)
 	defer cancel()
-	f.p.line("cancelling %s; Ctrl-C again leaves at once", f.id)
+	f.p.line("cancelling %s; a second Ctrl-C leaves at once", f.id)
 	if _, err := f.l.api.Runs.Cancel(ctx, f.id); err != nil {
 		return fmt.Errorf("cancel %s: %w; postern runs cancel %s tries again", f.id, err, f.id)
 	}
 	if err := f.watch(ctx, 0); err != nil {
-		return fmt.Errorf("%s was cancelled, and its end was not awaited: %w", f.id, err)
+		return fmt.Errorf("%s was cancelled, but waiting for its end failed: %w", f.id, err)
 	}
 	return f.report(ctx, statusLost)
 }

@@ -17,8 +17,8 @@ import (
 	"postern/internal/contract"
 )
 
-// maxInputs is how many files of this machine one run may be given.
-const maxInputs = 1000
+// maxInputs is how many inputs a run may have. The server refuses more.
+const maxInputs = 100
 
 // A runInput is a file of this machine that a run is given.
 type runInput struct {
@@ -154,11 +154,11 @@ func (ins *runInputs) root(dir string) (*os.Root, error) {
 func (ins *runInputs) append(in runInput) error {
 	switch {
 	case len(ins.list) == maxInputs:
-		return fmt.Errorf("--input: more than %d files; pack them into an archive", maxInputs)
+		return fmt.Errorf("--input: more than %d files: pack them into an archive", maxInputs)
 	case !utf8.ValidString(in.path) || strings.ContainsFunc(in.path, func(r rune) bool { return r < ' ' || r == 0x7f }):
 		return fmt.Errorf("--input: %s: the name of an input is UTF-8 without control characters", printable(in.path))
 	case slices.ContainsFunc(ins.list, func(o runInput) bool { return o.path == in.path }):
-		return fmt.Errorf("--input: two files would be at %s; say where each goes: FILE=PATH", in.path)
+		return fmt.Errorf("--input: two files would be at %s: name the place of each with FILE=PATH", in.path)
 	}
 	if err := in.measure(); err != nil {
 		return err
@@ -202,7 +202,7 @@ func placeOf(c *contract.Contract, name string) (string, error) {
 		}
 	}
 	if place == "" {
-		return "", fmt.Errorf("the contract has no place for the input %s; add it below files.inputs, or say which one it is: FILE=PATH", printable(name))
+		return "", fmt.Errorf("the contract has no entry for the input %s: add one to files.inputs, or name its place with FILE=PATH", printable(name))
 	}
 	return place, nil
 }

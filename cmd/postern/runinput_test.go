@@ -63,7 +63,7 @@ func TestInputsGoWhereTheContractHasThem(t *testing.T) {
 		{name: "by a pattern", files: in("/in/*"), flags: []string{"sales.csv"}, want: map[string]string{"/in/sales.csv": "a,b"}},
 		{name: "by a pattern of its end", files: in("/in/*.json", "/in/*.csv"), flags: []string{"sales.csv"}, want: map[string]string{"/in/sales.csv": "a,b"}},
 		{name: "by a pattern of everything", files: in("/**"), flags: []string{"sales.csv"}, want: map[string]string{"/sales.csv": "a,b"}},
-		{name: "not by another's end", files: in("/in/*.json"), flags: []string{"sales.csv"}, err: "has no place"},
+		{name: "not by another's end", files: in("/in/*.json"), flags: []string{"sales.csv"}, err: "has no entry"},
 		{name: "a directory that the pattern names", files: in("/in/src/**", "/in/*"), flags: []string{"."}, want: map[string]string{
 			"/in/src/main.py": "print()", "/in/src/lib/x.py": "x", "/in/src/sales.csv": "a,b", "/in/src/notes=1": "n",
 		}},
@@ -72,7 +72,7 @@ func TestInputsGoWhereTheContractHasThem(t *testing.T) {
 		{name: "a directory", files: in("/src/**"), flags: []string{"src"}, want: map[string]string{"/src/main.py": "print()", "/src/lib/x.py": "x"}},
 		{name: "a directory somewhere", files: in("/src/**"), flags: []string{"src=/src/app"}, want: map[string]string{"/src/app/main.py": "print()", "/src/app/lib/x.py": "x"}},
 		{name: "a file whose name has the sign", files: in("/in/*"), flags: []string{"notes=1"}, want: map[string]string{"/in/notes=1": "n"}},
-		{name: "directories below a flat pattern", files: in("/src/*"), flags: []string{"src"}, err: "has no place"},
+		{name: "directories below a flat pattern", files: in("/src/*"), flags: []string{"src"}, err: "has no entry"},
 		{name: "no input at all", files: in(), flags: []string{"sales.csv"}, err: "files.inputs"},
 		{name: "two at one place", files: in("/in/*"), flags: []string{"sales.csv", "notes=1=/in/sales.csv"}, err: "no such file"},
 		{name: "the same twice", files: in("/in/*"), flags: []string{"sales.csv", "sales.csv"}, err: "two files"},

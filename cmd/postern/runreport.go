@@ -17,7 +17,7 @@ const reportLines = 20
 // printRunReport prints the report of a run. Its texts may be hostile.
 func printRunReport(out io.Writer, r api.RunReport) error {
 	p := &reportPrinter{w: out}
-	p.printf("%s  %s  contract %s\n", r.Run, cell(r.Outcome), cell(r.Contract))
+	p.printf("%s  %s  contract %s\n", r.Run, cell(outcomeWords(r.Outcome)), cell(r.Contract))
 	if r.Reason != "" {
 		p.printf("%s\n", cell(r.Reason))
 	}
@@ -81,7 +81,7 @@ func printRunReport(out io.Writer, r api.RunReport) error {
 	case r.Signed:
 		p.printf("\nIts statement is signed: postern runs statement %s\n", r.Run)
 	default:
-		p.printf("\nIts statement is signed once its sandbox is gone.\n")
+		p.printf("\nIts statement will be signed when its sandbox is gone.\n")
 	}
 	if len(r.Cut) > 0 {
 		p.printf("Lists that the server shortened: %s\n", strings.Join(r.Cut, ", "))

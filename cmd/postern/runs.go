@@ -37,10 +37,10 @@ func runsCommand() *command {
 		return ids, err
 	})
 	return &command{
-		use: "runs", short: "show runs, their reports, files and statements, and cancel them",
+		use: "runs", short: "list, show and cancel runs; print their reports, files and statements",
 		long: `
-Runs are started with "postern run". Here they are listed, followed and cancelled,
-also those of programs that use the API. See docs/reference/runs.md.`,
+Lists, shows and cancels runs, also those that other programs proposed over the API.
+"postern run" starts one. See docs/reference/runs.md.`,
 		example: `
   postern runs list
   postern runs report run_...
@@ -50,31 +50,31 @@ also those of programs that use the API. See docs/reference/runs.md.`,
 			{
 				use: "list", short: "list runs, the newest first", lists: true,
 				flags: func(fs *pflag.FlagSet) {
-					fs.StringVar(&t.query.State, "state", "", "those in this `state`: draft, proposed, refused, starting, running, collecting or ended")
-					fs.StringVar(&t.query.Contract, "contract", "", "those of the contract of this `name`")
-					fs.IntVar(&t.query.Limit, "limit", 50, "at most so many `runs`, up to 200")
+					fs.StringVar(&t.query.State, "state", "", "only runs in this `state`: draft, proposed, refused, starting, running, collecting or ended")
+					fs.StringVar(&t.query.Contract, "contract", "", "only runs under the contract of this `name`")
+					fs.IntVar(&t.query.Limit, "limit", 50, "at most this many `runs`, up to 200")
 				},
 				run: onServer(c, t.list),
 			},
 			{use: "show ID", short: "show a run: its contract, inputs, review, commands and files", facts: true, complete: ids, run: onServer(c, showRun)},
-			{use: "report ID", short: "show what a run did, and which clauses of its contract were kept", facts: true, complete: ids, run: onServer(c, reportRun)},
+			{use: "report ID", short: "show what a run did, and which clauses of its contract it kept", facts: true, complete: ids, run: onServer(c, reportRun)},
 			{
 				use: "events ID", short: "print what happened in a run", facts: true, complete: ids,
 				long: `
 Prints the events of a run, oldest first. With --json each is a line of JSON.`,
 				flags: func(fs *pflag.FlagSet) {
-					fs.BoolVar(&t.follow, "follow", false, "go on until the run has ended")
+					fs.BoolVar(&t.follow, "follow", false, "wait for more events until the run has ended")
 				},
 				run: onServer(c, t.events),
 			},
-			{use: "cancel ID", short: "end a run: one that waits is not started, one that runs is stopped", complete: ids, run: onServer(c, cancelRun)},
-			{use: "artifacts ID", short: "list the files of a run, with what was decided about each", lists: true, complete: ids, run: onServer(c, listArtifacts)},
+			{use: "cancel ID", short: "cancel a run: one that waits is not started, one that runs is stopped", complete: ids, run: onServer(c, cancelRun)},
+			{use: "artifacts ID", short: "list the files of a run, with the decision about each", lists: true, complete: ids, run: onServer(c, listArtifacts)},
 			{
 				use: "download ID [NUMBER]", short: "save the released files of a run, or one of them", complete: ids,
 				long: `
-Saves the files of a run that were released into a directory, under names without
-directories and special characters. Each is checked against the digest that was
-approved. NUMBER is that of "postern runs artifacts ID".`,
+Saves the released files of a run into a directory, under names without directories
+and special characters. Each is checked against the digest that was approved.
+"postern runs artifacts ID" shows the NUMBER of each file.`,
 				example: "postern runs download run_... --out results\npostern runs download run_... 2",
 				flags: func(fs *pflag.FlagSet) {
 					fs.StringVar(&t.out, "out", ".", "`directory` to save into")
@@ -86,7 +86,7 @@ approved. NUMBER is that of "postern runs artifacts ID".`,
 				use: "statement ID", short: "print the signed statement of a run", complete: ids,
 				long: `
 Prints the statement of a run that has ended: an in-toto Statement in a DSSE
-envelope, signed by the server. Keep it in a file; postern verify-run checks it
+envelope, signed by the server. Keep it in a file. postern verify-run checks it
 without the server.`,
 				example: "postern runs statement run_... > statement.json",
 				run:     onServer(c, printStatement),
@@ -100,11 +100,14 @@ func noRun(err error, id string) error {
 	return notFoundAs(err, "there is no run %q; postern runs list shows those there are", id)
 }
 
-// runState returns the state of a run in one word, or why it is over.
+// outcomeWords returns an outcome for people: "timed out" for timed_out.
+func outcomeWords(outcome string) string { return strings.ReplaceAll(outcome, "_", " ") }
+
+// runState returns the state of a run in a word or two, or why it is over.
 func runState(r api.Run) string {
 	switch {
 	case r.State == api.RunEnded && r.Outcome != "":
-		return r.Outcome
+		return outcomeWords(r.Outcome)
 	case r.State == api.RunRefused && r.Refused != "":
 		return "refused: " + r.Refused
 	}
@@ -213,7 +216,7 @@ func printRun(out io.Writer, r api.Run) {
 	}
 	line("review", r.Action)
 	if r.Approved != "" {
-		line("", "not wider than the run that "+r.Approved+" approved")
+		line("", "a repeat of the run that "+r.Approved+" approved")
 	}
 	for _, w := range r.Warnings {
 		line("WARNING", w)
@@ -256,7 +259,7 @@ func printResult(out io.Writer, res runResult) error {
 	}
 	_, err := fmt.Fprintf(out, "%s %s\n", res.ID, state)
 	if err == nil && res.State == api.RunEnded {
-		_, err = fmt.Fprintf(out, "postern runs report %s says what it did\n", res.ID)
+		_, err = fmt.Fprintf(out, "postern runs report %s shows what it did\n", res.ID)
 	}
 	return err
 }
@@ -285,7 +288,7 @@ func (l *local) runReport(ctx context.Context, id string) (r api.RunReport, err 
 		case err != nil:
 			return r, noRun(err, id)
 		case of.State != api.RunEnded || of.StartedAt == nil || time.Now().After(end):
-			return r, fmt.Errorf("%s has no report: it is %s; postern runs show %s says more", id, cell(runState(of)), id)
+			return r, fmt.Errorf("%s has no report: it is %s; postern runs show %s shows why", id, cell(runState(of)), id)
 		}
 		if err := runPause(ctx, lookAgain/5); err != nil {
 			return r, err
@@ -376,7 +379,7 @@ func listArtifacts(ctx context.Context, l *local, args []string, out *output) er
 
 func (t *runsTool) download(ctx context.Context, l *local, args []string, out *output) error {
 	if len(args) != 1 && len(args) != 2 {
-		return fmt.Errorf("%w: want ID and maybe NUMBER, got %d arguments", errUsage, len(args))
+		return fmt.Errorf("%w: want ID and optionally NUMBER, got %d arguments", errUsage, len(args))
 	}
 	list, err := l.api.Runs.Artifacts(ctx, args[0])
 	if err != nil {
@@ -406,7 +409,7 @@ func (t *runsTool) download(ctx context.Context, l *local, args []string, out *o
 		fmt.Fprintln(out, printable(name))
 	}
 	if err == nil && len(names) == 0 {
-		_, err = fmt.Fprintln(os.Stderr, "nothing was released")
+		_, err = fmt.Fprintln(os.Stderr, "no file was released")
 	}
 	return err
 }
@@ -450,7 +453,7 @@ func printStatement(ctx context.Context, l *local, args []string, out *output) e
 	}
 	b, err := l.api.Runs.Statement(ctx, id)
 	if err != nil {
-		return notFoundAs(err, "there is no statement of run %q; it is signed once the run's sandbox is gone; postern runs show prints the run's state", id)
+		return notFoundAs(err, "there is no statement of run %q: it is signed when the run's sandbox is gone; postern runs show prints the run's state", id)
 	}
 	_, err = fmt.Fprintln(out, strings.TrimSpace(string(b)))
 	return err

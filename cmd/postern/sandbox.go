@@ -114,13 +114,14 @@ on with --stdin.`,
 			{
 				use: "commands ID", short: "print which programs were started in a sandbox", lists: true, complete: ids,
 				long: `
-Prints which programs were started in a sandbox, as its kernel saw them: also by
-shells, interpreters and scripts. A sandbox that ended in the last week still has
-its record. The first line counts all; the rest is the newest ones, with how long
-each ran and its exit status. Code in the sandbox chose the names and arguments.`,
+Prints which programs were started in a sandbox, as its kernel saw them, also those
+that shells, interpreters and scripts started. The record of a sandbox is kept for a
+week after its end. The first line has the counts. The other lines show the newest
+starts, with the duration and the exit status of each. Code in the sandbox chose the
+names and arguments.`,
 				example: "postern sandbox commands ID\npostern sandbox commands ID --limit 1000 --json",
 				flags: func(fs *pflag.FlagSet) {
-					fs.IntVar(&s.limit, "limit", 100, "at most so many of the newest `commands`, up to 1000")
+					fs.IntVar(&s.limit, "limit", 100, "at most this many of the newest `commands`, up to 1000")
 				},
 				run: onServer(c, s.commands),
 			},
@@ -414,7 +415,7 @@ func commandEnd(c client.SandboxCommand) string {
 	case c.Exit != nil:
 		return fmt.Sprint("exit ", *c.Exit)
 	case !c.Ended.IsZero():
-		return "became"
+		return "replaced"
 	}
 	return "runs"
 }

@@ -32,16 +32,16 @@ func verifyRunCommand() *command {
 		use:   "verify-run FILE",
 		short: "check the signed statement of a run",
 		long: `
-Checks the statement of a run in FILE, or "-" for standard input, as "postern runs
-statement ID" prints it: that a key of its server has signed it, that it does not
-contradict itself, and that files are the ones it names. Needs no server of yours,
-and trusts the run's server only for its keys.
+Checks the statement of a run in FILE ("-" is standard input), as "postern runs
+statement ID" prints it. A key of the run's server must have signed it. It must not
+contradict itself. Files that you give must be the ones that it names. The exit status
+is 1 if a check fails.
 
-The keys come from --keys, a file or an https URL; without it they are fetched once
-from https://DOMAIN/.well-known/postern-run-keys.json, where DOMAIN is the one that
-the statement names. Keep that document: with --keys nobody is asked. Exits with
-status 1 if any of it is not true. The format, how to check it with other programs,
-and what it does not prove are in docs/reference/run-statement.md.`,
+The keys come from --keys, a file or an https URL. Without --keys they are fetched from
+https://DOMAIN/.well-known/postern-run-keys.json. DOMAIN is the domain that the
+statement names. Keep a copy of that document: with a file in --keys the check works
+offline. docs/reference/run-statement.md describes the format, how to check it with
+other programs, and what it does not prove.`,
 		example: `
   postern runs statement run_7QK2M4 > run.intoto.json
   postern verify-run run.intoto.json --keys keys.json --artifact report.csv`,
@@ -116,7 +116,7 @@ func printVerified(out io.Writer, v attest.Verified, found []string, source stri
 	line := func(name, value string) { fmt.Fprintf(out, "  %-12s %s\n", name, mail.Printable(value, 1000)) }
 	fmt.Fprintln(out, "The signature is valid, and the statement does not contradict itself.")
 	line("run", r.Run)
-	line("outcome", r.Outcome)
+	line("outcome", outcomeWords(r.Outcome))
 	line("server", r.Server)
 	line("contract", r.Contract.Name+" "+r.Contract.Digest)
 	if r.Boundary.Digest != "" {
@@ -140,7 +140,7 @@ func printVerified(out io.Writer, v attest.Verified, found []string, source stri
 			gone++
 		}
 	}
-	line("teardown", fmt.Sprintf("gone: %d of %d things that were looked for", gone, len(r.Teardown)))
+	line("teardown", fmt.Sprintf("%d of %d traces are gone", gone, len(r.Teardown)))
 	for _, a := range r.Artifacts {
 		line("artifact", a.Path+"  "+a.SHA256+"  "+a.State)
 	}
@@ -158,7 +158,7 @@ func printVerified(out io.Writer, v attest.Verified, found []string, source stri
 func runKeysURL(server string) (string, error) {
 	domain, ok := strings.CutSuffix(server, "/runs")
 	if _, err := mail.CheckAddr("domain", "x@"+domain); !ok || err != nil || strings.ContainsAny(domain, "[]:/?#@") {
-		return "", fmt.Errorf("the statement is of %q, which names no server; give the keys with --keys", mail.Printable(server, 100))
+		return "", fmt.Errorf("the statement names the server %q, which is not a domain: give the keys with --keys", mail.Printable(server, 100))
 	}
 	return "https://" + domain + attest.KeysPath, nil
 }

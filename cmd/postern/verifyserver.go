@@ -14,17 +14,17 @@ import (
 )
 
 const verifyHelp = `
-Tries on the running server what code in a sandbox must not be able to do: read
-the host's files, get out to the network, see a secret's value, survive its end,
-exhaust the machine, and more. It makes disposable sandboxes, and a secret and a
-template of its own, and removes them.
+Tries attacks on the running server from inside disposable sandboxes: reading the
+host's files, reaching the network, seeing the value of a secret, surviving the end of
+the sandbox, exhausting the machine, and more. It creates the sandboxes, a secret and a
+template, and removes them afterwards.
 
-Each line says what was tried, what was expected and what was seen. A check that
-could not be made counts as failed. Exits with status 1 if one failed. The audit
-has an entry with the counts and a digest.
+Each line says what was tried, what was expected and what was seen. A check that could
+not be made counts as failed. The exit status is 1 if a check failed. The audit has an
+entry with the counts and a digest.
 
-Run it as root on the server's machine, before its first real work or in CI:
-some checks look at the machine from outside. It takes about a minute.`
+Run it as root on the server's machine, because some checks look at the machine from
+outside. Run it before the machine's first real work, or in CI. It takes about a minute.`
 
 // A verifyTool is the verify command with its flags.
 type verifyTool struct {
@@ -38,14 +38,14 @@ type verifyTool struct {
 func verifyCommand() *command {
 	v := &verifyTool{}
 	return &command{
-		use: "verify", short: "try on this server what code in sandboxes must not be able to do", long: verifyHelp, facts: true,
+		use: "verify", short: "try on this server the attacks that sandboxes must withstand", long: verifyHelp, facts: true,
 		example: "postern verify\npostern verify --only egress --only secrets --junit verify.xml\npostern verify --template data-tools --json",
 		flags: func(fs *pflag.FlagSet) {
 			v.conf.location(fs)
 			fs.StringVar(&v.template, "template", "base", "`id or name` of the template that sandboxes start from; it needs python3")
-			fs.Var(&addressList{&v.only}, "only", "only this `group` of checks: files, egress, ports, state, secrets, teardown, templates or bombs; may be repeated")
-			fs.StringVar(&v.junit, "junit", "", "write the results to this `file` too, as JUnit XML")
-			fs.StringVar(&v.log, "log", "", "`file` with the server's log (default: where its standard error goes, if that is a file)")
+			fs.Var(&addressList{&v.only}, "only", "make only this `group` of checks: files, egress, ports, state, secrets, teardown, templates or bombs; may be repeated")
+			fs.StringVar(&v.junit, "junit", "", "also write the results to this `file`, as JUnit XML")
+			fs.StringVar(&v.log, "log", "", "`file` with the server's log (default: the file that is the server's standard error)")
 		},
 		run: onServer(&v.conf, v.verify),
 	}

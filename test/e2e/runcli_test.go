@@ -65,8 +65,8 @@ func TestRunCommand(t *testing.T) {
 		{"another program", []string{job, "--", "python3", "-c", "import os; os.execvp('env', ['env'])"}, 121, "violated"},
 		{"an input that is missing", []string{job, "--input", filepath.Join(dir, "none.csv"), "--", "python3"}, 120, "no such file"},
 		{"the first run", []string{"--first"}, 0, "0 not verified"},
-		{"the first run again", []string{"--first"}, 0, "nobody is asked"},
-		{"a time-out", []string{brief, "--", "python3", "-c", "import time; time.sleep(60)"}, 124, "timed_out"},
+		{"the first run again", []string{"--first"}, 0, "no person was asked"},
+		{"a time-out", []string{brief, "--", "python3", "-c", "import time; time.sleep(60)"}, 124, "timed out"},
 	} {
 		got, text := s.runStatus(t, nil, c.args...)
 		if got != c.want || !strings.Contains(text, c.says) {
