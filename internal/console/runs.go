@@ -75,9 +75,9 @@ type listedRun struct{ api.Run }
 func (r listedRun) Standing() string {
 	switch r.State {
 	case api.RunDraft:
-		return "inputs are to come"
+		return "waiting for inputs"
 	case api.RunProposed:
-		return "waits for its review"
+		return "waiting for review"
 	case api.RunRefused:
 		return "refused"
 	case api.RunEnded:
@@ -184,9 +184,9 @@ func (p runPage) Verdict() string {
 	case r == nil:
 		return ""
 	case r.Violated > 0:
-		return count(r.Violated, "clause was violated", "clauses were violated") + ". Rules release nothing of this run: people decide about each file."
+		return count(r.Violated, "clause was violated", "clauses were violated") + ". No rule releases files of this run: a person decides about each."
 	case r.NotVerified > 0:
-		return "No clause was violated. Of " + count(r.NotVerified, "one clause", "clauses") + " the evidence is missing or incomplete."
+		return "No clause was violated. The evidence for " + count(r.NotVerified, "clause", "clauses") + " is missing or incomplete."
 	}
 	return "Every clause of the contract was kept."
 }
@@ -267,7 +267,7 @@ func partName(k policy.Kind, part string) string {
 		{policy.KindRun, "text", "The contract"},
 		{policy.KindRun, "source", "What is approved, byte by byte"},
 		{policy.KindExport, "what", "The file"},
-		{policy.KindExport, "text", "Its contents"},
+		{policy.KindExport, "text", "Content"},
 		{policy.KindExport, "source", "What is approved, byte by byte"},
 		{policy.KindExec, "what", "The program"},
 		{policy.KindExec, "text", "The command line"},
@@ -350,7 +350,7 @@ func (s runHandlers) cancel(w http.ResponseWriter, r *http.Request, who auth.Pri
 	}
 	_, err = s.conf.Runs.Cancel(r.Context(), who, found.ID)
 	if errors.Is(err, run.ErrState) {
-		return s.showRun(w, r, who, http.StatusConflict, "Your click changed nothing: the run is over.")
+		return s.showRun(w, r, who, http.StatusConflict, "Your click changed nothing: the run has already ended.")
 	}
 	if err != nil {
 		return err

@@ -156,11 +156,11 @@ func TestRunPages(t *testing.T) {
 	f.enter()
 	contains(t, "empty page", f.get("/console/runs").body, "No runs yet")
 	*f.runs = *ofRuns(t, f.project.Project, "")
-	contains(t, "list", f.get("/console/runs").body, "tariff-update", "contract violated", "waits for its review", "22.0 s")
+	contains(t, "list", f.get("/console/runs").body, "tariff-update", "contract violated", "waiting for review", "22.0 s")
 	page := f.get("/console/runs/" + violatedRun).body
 	contains(t, "page", page,
 		"contract violated", "1 clause was violated", "not verified", "python3 fetch.py --since 2026-11-19", "permission denied", "no sample was taken",
-		"Required and missing", "Decide", "2 of 2 found gone", "Download the statement", "140 MiB at most", "it is a program", "personal data")
+		"Required but missing", "Decide", "2 of 2 traces are gone", "Download the statement", "140 MiB at most", "it is a program", "personal data")
 	if v, k := strings.Index(page, "clause-violated"), strings.Index(page, "clause-kept"); v < 0 || k < v {
 		t.Errorf("a violated clause is at %d, a kept one at %d: want the worst first", v, k)
 	}
