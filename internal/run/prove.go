@@ -356,7 +356,7 @@ func (p *Prover) lookForTraces(ctx context.Context, r Run) (out []api.RunTrace, 
 	note("grants of secrets and network", permits == 0, "%d permits of it are in force", permits)
 	if p.conf.Lent != nil {
 		lent := p.conf.Lent(r.Sandbox)
-		note("loan of an inbox's key", !lent, "lent: %v", lent)
+		note("loan of an inbox's key", !lent, "%s", map[bool]string{true: "a key is lent to it", false: "no key is lent to it"}[lent])
 	}
 	if p.exports.files == nil {
 		note("answer to a call", false, "this server runs no sandboxes and could make no call")

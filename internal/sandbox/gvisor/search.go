@@ -106,14 +106,28 @@ func (r *Runtime) Search(_ context.Context, id string) []sandbox.Trace {
 	left, derr := exists(dirs)
 	info, merr := os.ReadFile("/proc/self/mountinfo")
 	mounts := searchMounts(string(info), names)
+	named := strings.Join(names, ", ")
+	owned := "processes"
+	if len(uids) > 0 {
+		owned = "processes of users " + joinIDs(uids) + ", processes"
+	}
 	return []sandbox.Trace{
-		trace("processes", fmt.Sprintf("processes of users %v, in cgroups %q, or with these names in their arguments", uids, names), processes, perr),
-		trace("cgroup", fmt.Sprintf("cgroups %q", names), groups, gerr),
-		trace("user ID", fmt.Sprintf("user IDs assigned to %q", names), given, uerr),
-		trace("files", fmt.Sprintf("%q in the state directory", names), left, derr),
-		trace("mounts", fmt.Sprintf("mounts of %q", names), mounts, merr),
+		trace("processes", owned+" in cgroups "+named+", and processes with these names in their arguments", processes, perr),
+		trace("cgroup", "cgroups "+named, groups, gerr),
+		trace("user ID", "user IDs assigned to "+named, given, uerr),
+		trace("files", named+" in the state directory", left, derr),
+		trace("mounts", "mounts of "+named, mounts, merr),
 		trace("runtime", "the sandbox in the runtime's table", record, nil),
 	}
+}
+
+// joinIDs returns user IDs as a text for people.
+func joinIDs(uids []uint32) string {
+	list := make([]string, len(uids))
+	for i, u := range uids {
+		list[i] = strconv.FormatUint(uint64(u), 10)
+	}
+	return strings.Join(list, ", ")
 }
 
 // eachTree returns the path of each name in each tree.
