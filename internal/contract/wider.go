@@ -249,38 +249,41 @@ func place(p string) placed {
 	return placed{t, err == nil}
 }
 
-// hiddenBy reports whether the pattern before matches every path that u matches, so
-// that later patterns decide on none of them.
-func (u placed) hiddenBy(before string) bool {
-	t := place(before)
-	return t.ok && u.within(t.tree)
-}
-
-func (w *comparer) inputs(list, bound []Input) {
-	for i, in := range list {
-		t := place(in.Path)
+// comparePlaced compares inputs or artifacts, the clause, with those of the boundary. It
+// calls compare for each entry of list with each of bound that holds for some file of it:
+// of bound the first that matches a file holds.
+func comparePlaced[T any](w *comparer, clause, field string, list, bound []T, path func(T) string, compare func(field string, mine, theirs T)) {
+	for i, mine := range list {
+		t := place(path(mine))
 		if !t.ok {
 			continue // matches nothing
 		}
-		field := fmt.Sprintf("files.inputs[%d]", i)
-		at := slices.IndexFunc(bound, func(b Input) bool { u := place(b.Path); return u.ok && t.within(u.tree) })
+		field := fmt.Sprintf("%s[%d]", field, i)
+		at := slices.IndexFunc(bound, func(b T) bool { u := place(path(b)); return u.ok && t.within(u.tree) })
 		if at < 0 {
-			w.add("inputs", field+".path", "%s is not covered by one input of the boundary", in.Path)
+			w.add(clause, field+".path", "%s is not covered by one %s of the boundary", path(mine), strings.TrimSuffix(clause, "s"))
 			continue
 		}
 		for _, b := range bound[:at+1] {
-			u := place(b.Path)
-			if !u.ok || !t.meets(u.tree) || slices.ContainsFunc(list[:i], func(before Input) bool { return u.hiddenBy(before.Path) }) {
-				continue
-			}
-			if mine, most := cmp.Or(in.Size, defaultFile), cmp.Or(b.Size, defaultFile); mine > most {
-				w.add("inputs", field+".size", "is %s; the boundary has %s for %s", mine, most, b.Path)
-			}
-			if b.SHA256 != "" && in.SHA256 != b.SHA256 {
-				w.add("inputs", field+".sha256", "allows other content; the boundary requires a digest for %s", b.Path)
+			u := place(path(b))
+			// An entry before mine that has all of u leaves mine none of it.
+			hidden := func(before T) bool { v := place(path(before)); return v.ok && u.within(v.tree) }
+			if u.ok && t.meets(u.tree) && !slices.ContainsFunc(list[:i], hidden) {
+				compare(field, mine, b)
 			}
 		}
 	}
+}
+
+func (w *comparer) inputs(list, bound []Input) {
+	comparePlaced(w, "inputs", "files.inputs", list, bound, func(in Input) string { return in.Path }, func(field string, in, b Input) {
+		if mine, most := cmp.Or(in.Size, defaultFile), cmp.Or(b.Size, defaultFile); mine > most {
+			w.add("inputs", field+".size", "is %s; the boundary has %s for %s", mine, most, b.Path)
+		}
+		if b.SHA256 != "" && in.SHA256 != b.SHA256 {
+			w.add("inputs", field+".sha256", "allows other content; the boundary requires a digest for %s", b.Path)
+		}
+	})
 }
 
 func (w *comparer) network(list, bound Network) {
@@ -440,31 +443,15 @@ func reviews(r string) int {
 }
 
 func (w *comparer) artifacts(list, bound []Artifact) {
-	for i, a := range list {
-		t := place(a.Path)
-		if !t.ok {
-			continue // matches nothing
+	comparePlaced(w, "artifacts", "artifacts", list, bound, func(a Artifact) string { return a.Path }, func(field string, a, b Artifact) {
+		if b.Type != "any" && a.Type != b.Type {
+			w.add("artifacts", field+".type", "is %s; the boundary has %s for %s", a.Type, b.Type, b.Path)
 		}
-		field := fmt.Sprintf("artifacts[%d]", i)
-		at := slices.IndexFunc(bound, func(b Artifact) bool { u := place(b.Path); return u.ok && t.within(u.tree) })
-		if at < 0 {
-			w.add("artifacts", field+".path", "%s is not covered by one artifact of the boundary", a.Path)
-			continue
+		if mine, most := cmp.Or(a.Size, defaultFile), cmp.Or(b.Size, defaultFile); mine > most {
+			w.add("artifacts", field+".size", "is %s; the boundary has %s for %s", mine, most, b.Path)
 		}
-		for _, b := range bound[:at+1] {
-			u := place(b.Path)
-			if !u.ok || !t.meets(u.tree) || slices.ContainsFunc(list[:i], func(before Artifact) bool { return u.hiddenBy(before.Path) }) {
-				continue
-			}
-			if b.Type != "any" && a.Type != b.Type {
-				w.add("artifacts", field+".type", "is %s; the boundary has %s for %s", a.Type, b.Type, b.Path)
-			}
-			if mine, most := cmp.Or(a.Size, defaultFile), cmp.Or(b.Size, defaultFile); mine > most {
-				w.add("artifacts", field+".size", "is %s; the boundary has %s for %s", mine, most, b.Path)
-			}
-			if reviews(a.Review) > reviews(b.Review) {
-				w.add("artifacts", field+".review", "is %s; the boundary has %s for %s", a.Review, cmp.Or(b.Review, "person"), b.Path)
-			}
+		if reviews(a.Review) > reviews(b.Review) {
+			w.add("artifacts", field+".review", "is %s; the boundary has %s for %s", a.Review, cmp.Or(b.Review, "person"), b.Path)
 		}
-	}
+	})
 }
