@@ -38,16 +38,9 @@ const (
 	// HoldTime is how long a start is held by default while a person is asked. By
 	// default its action waits as long.
 	HoldTime = time.Hour
-	// PassTime is how long an approval can be used, and how long a rejection applies to
-	// identical starts.
-	PassTime = time.Hour
-	// retryTime is how long identical starts are refused without a new question if
-	// nobody decided.
-	retryTime = time.Minute
 	// pollInterval is how often the action of a held start is read.
 	pollInterval = 250 * time.Millisecond
 	maxHeld      = 16 // starts of one sandbox that are held at a time
-	maxPending   = 20 // actions of one sandbox that wait for a person
 )
 
 // unreadable is the reason for a refusal if the database cannot be read.

@@ -89,7 +89,7 @@ func (a *Admission) hold(ctx context.Context, who auth.Principal, e *sandbox.Exe
 			continue // another start has used it: ask again
 		case oversight.Scheduled, oversight.Pending, oversight.Approved, oversight.Executing:
 		case oversight.Denied, oversight.Failed, oversight.Cancelled, oversight.Unknown:
-			return denial(act), action
+			return refused(act.Refusal()), action
 		}
 		select {
 		case <-ctx.Done():
@@ -118,12 +118,9 @@ func (a *Admission) use(ctx context.Context, who auth.Principal, body []byte) (i
 		if err := a.gate.Trusted(ctx, tx, &act); err != nil {
 			return err
 		}
-		// The insert makes the approval usable only once, because the action is the key.
-		// A start has no host.
-		fresh, err := tx.Changed(ctx, `insert into request_use (action_id, project_id, host, used_at) values ($1, $2, '', $3) on conflict (action_id) do nothing`,
-			act.ID, who.Project, store.Time(time.Now()))
+		fresh, err := oversight.Use(ctx, tx, &act, "")
 		if err != nil {
-			return fmt.Errorf("use approval: %w", err)
+			return err
 		}
 		if !fresh {
 			return errUsed
@@ -145,92 +142,23 @@ func (a *Admission) use(ctx context.Context, who auth.Principal, body []byte) (i
 	return id, policy.Verdict{Effect: policy.Allow, Reason: "a person has approved it (" + id + ")"}
 }
 
-// denial returns the verdict for an action that ended without an approval.
-func denial(act oversight.Action) policy.Verdict {
-	_, byPerson := act.Person()
-	switch {
-	case act.State != oversight.Denied:
-		return refused(act.ID + " is " + string(act.State))
-	case byPerson:
-		return refused("a person has rejected it (" + act.ID + "): " + act.Reason)
-	case act.Reason != "":
-		return refused(act.ID + ": " + act.Reason)
+// action returns the action by which people are asked about a start: one that waits or
+// was decided a short while ago, or else a new one.
+func (a *Admission) action(ctx context.Context, who auth.Principal, s *Start, body []byte) (oversight.Action, error) {
+	r := s.request(who)
+	p := oversight.Proposal{Request: r, Via: r.Via, Payload: body, Ask: true}
+	if !s.Fixed {
+		p.Note = "the program's file was made or changed in the sandbox"
 	}
-	return refused(act.ID + ": " + act.Verdict)
+	return a.gate.ProposeOnce(ctx, who, p, "commands", func(tx *store.Tx) (oversight.Action, error) { return a.last(ctx, tx, who, body) })
 }
 
-// action returns the action that asks people about a start: one that waits or was
-// decided recently, or else a new one.
-func (a *Admission) action(ctx context.Context, who auth.Principal, s *Start, body []byte) (act oversight.Action, err error) {
-	err = a.db.View(ctx, func(tx *store.Tx) error {
-		act, err = a.last(ctx, tx, who, body)
-		return err
-	})
-	if !errors.Is(err, store.ErrNotFound) {
+// last returns the newest action about a start that still counts, or
+// [store.ErrNotFound]. An approval that was used does not count any more.
+func (a *Admission) last(ctx context.Context, tx *store.Tx, who auth.Principal, body []byte) (oversight.Action, error) {
+	act, err := a.gate.Asked(ctx, tx, who, policy.KindExec, sha256.Sum256(body))
+	if err != nil || act.State != oversight.Done {
 		return act, err
 	}
-	err = a.db.Update(ctx, func(tx *store.Tx) error {
-		// Another process may have asked since the View.
-		if act, err = a.last(ctx, tx, who, body); !errors.Is(err, store.ErrNotFound) {
-			return err
-		}
-		var n int
-		err := tx.One(ctx, `select count(*) from action where project_id = $1 and kind = $2 and proposer = $3 and state = $4`,
-			[]any{who.Project, policy.KindExec, who.String(), oversight.Pending}, &n)
-		if err != nil {
-			return err
-		}
-		if n >= maxPending {
-			// The attack: a loop of programs, each of which asks a person.
-			return fmt.Errorf("%d commands of this sandbox wait for a person: %w", n, oversight.ErrFull)
-		}
-		r := s.request(who)
-		p := oversight.Proposal{Request: r, Via: r.Via, Payload: body, Ask: true}
-		if !s.Fixed {
-			p.Note = "the program's file was made or changed in the sandbox"
-		}
-		act, err = a.gate.Propose(ctx, tx, who, p)
-		return err
-	})
-	return act, err
-}
-
-// last returns the newest action about a start that still applies, or
-// [store.ErrNotFound]. An approval no longer applies once it was used, or once a kill
-// switch has stopped it.
-func (a *Admission) last(ctx context.Context, tx *store.Tx, who auth.Principal, body []byte) (oversight.Action, error) {
-	digest := sha256.Sum256(body)
-	var id string
-	err := tx.One(ctx, `select id from action where project_id = $1 and kind = $2 and proposer = $3 and digest = $4 order by created_at desc, id limit 1`,
-		[]any{who.Project, policy.KindExec, who.String(), digest[:]}, &id)
-	if err != nil {
-		return oversight.Action{}, err
-	}
-	act, err := a.gate.Find(ctx, tx, who, id)
-	if err != nil {
-		return oversight.Action{}, err
-	}
-	validity := retryTime
-	if _, byPerson := act.Person(); act.State == oversight.Done || byPerson {
-		validity = PassTime
-	}
-	if !act.Settled.IsZero() && time.Since(act.Settled) > validity {
-		return oversight.Action{}, store.ErrNotFound
-	}
-	if act.State != oversight.Done {
-		return act, nil
-	}
-	// Turning a switch off does not restore earlier approvals.
-	stopped, err := a.gate.StoppedSince(ctx, tx, who.Project, act.Request, act.Settled)
-	if err != nil {
-		return oversight.Action{}, err
-	}
-	var used int
-	if err := tx.One(ctx, `select count(*) from request_use where action_id = $1`, []any{act.ID}, &used); err != nil {
-		return oversight.Action{}, err
-	}
-	if stopped || act.Stopped != "" || used > 0 {
-		return oversight.Action{}, store.ErrNotFound
-	}
-	return act, nil
+	return act, oversight.Unused(ctx, tx, &act)
 }

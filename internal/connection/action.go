@@ -57,7 +57,7 @@ func (c *Admission) Execute(_ context.Context, a oversight.Action) oversight.Out
 	if err := json.Unmarshal(a.Payload, &d); err != nil || len(d.Hosts) == 0 {
 		return oversight.Outcome{State: oversight.Failed, Detail: "the payload cannot be read"}
 	}
-	return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("sandbox %s may connect to %s for %v", d.Sandbox, d, PassTime)}
+	return oversight.Outcome{State: oversight.Done, Detail: fmt.Sprintf("sandbox %s may connect to %s for %v", d.Sandbox, d, oversight.PassTime)}
 }
 
 // Interrupted implements [oversight.Recoverer]: an execution has no effect except
@@ -75,7 +75,7 @@ func (c *Admission) Show(a oversight.Action) (oversight.View, error) {
 	v := oversight.View{
 		Title:  "Connection to " + d.String(),
 		Fields: []oversight.Field{{Name: "To", Value: d.String()}, {Name: "Sandbox", Value: d.Sandbox}, {Name: "Template", Value: d.Template}},
-		Text:   fmt.Sprintf("If you approve it, code in this sandbox may connect there for %v, any number of times, and send and read anything.", PassTime),
+		Text:   fmt.Sprintf("If you approve it, code in this sandbox may connect there for %v, any number of times, and send and read anything.", oversight.PassTime),
 	}
 	if len(d.Hosts) > 1 {
 		v.Notes = append(v.Notes, "these names share one address; which of them is meant is not known")

@@ -35,17 +35,11 @@ const (
 	maxAge = 5 * time.Second
 	// idleTime is how long a project is read after its last connection.
 	idleTime = 10 * time.Minute
-	// PassTime is how long a sandbox may connect where a person approved it, and
-	// may not ask again where a person rejected it.
-	PassTime = time.Hour
-	// retryTime is how long it may not ask again where nobody decided.
-	retryTime = time.Minute
 	// pollInterval is how often the action of a held connection is read.
 	pollInterval = 250 * time.Millisecond
 
-	maxHeld    = 16  // connections of one sandbox that are held at a time
-	maxPending = 20  // actions of one sandbox that wait for a person
-	maxPasses  = 512 // passes in memory, of all sandboxes
+	maxHeld   = 16  // connections of one sandbox that are held at a time
+	maxPasses = 512 // passes in memory, of all sandboxes
 )
 
 // unreadable is the reason of a refusal where the database cannot be read.

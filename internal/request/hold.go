@@ -149,7 +149,7 @@ func (a *Admission) answers(ctx context.Context, who auth.Principal, r *outgoing
 			return act.ID, v
 		case oversight.Denied, oversight.Failed, oversight.Cancelled, oversight.Unknown:
 		}
-		return "", denial(act)
+		return "", policy.Verdict{Effect: policy.Deny, Rule: act.Rule, Reason: act.Refusal()}
 	}
 	used, err := a.use(ctx, who, qs, body)
 	switch {
@@ -165,23 +165,6 @@ func (a *Admission) answers(ctx context.Context, who auth.Principal, r *outgoing
 	}
 	r.Permits = append(r.Permits, used...)
 	return "", policy.Verdict{Effect: policy.Allow, Rule: qs[0].verdict.Rule, Reason: "a person has approved it (" + strings.Join(approved, ", ") + ")"}
-}
-
-// denial returns the verdict for an action that ended without an approval.
-func denial(act oversight.Action) policy.Verdict {
-	v := policy.Verdict{Effect: policy.Deny, Rule: act.Rule}
-	_, byPerson := act.Person()
-	switch {
-	case act.State != oversight.Denied:
-		v.Reason = act.ID + " is " + string(act.State)
-	case byPerson:
-		v.Reason = "a person has rejected it (" + act.ID + "): " + act.Reason
-	case act.Reason != "":
-		v.Reason = act.ID + ": " + act.Reason
-	default:
-		v.Reason = act.ID + ": " + act.Verdict
-	}
-	return v
 }
 
 // use uses up the approvals of all questions, or none. It returns what r is made
@@ -211,11 +194,9 @@ func (a *Admission) use(ctx context.Context, who auth.Principal, qs []question, 
 					continue
 				}
 			}
-			// The insert is what makes it once: the key is the action.
-			fresh, err := tx.Changed(ctx, `insert into request_use (action_id, project_id, host, used_at) values ($1, $2, $3, $4) on conflict (action_id) do nothing`,
-				act.ID, who.Project, qs[i].host(), store.Time(time.Now()))
+			fresh, err := oversight.Use(ctx, tx, &act, qs[i].host())
 			if err != nil {
-				return fmt.Errorf("use approval: %w", err)
+				return err
 			}
 			if !fresh {
 				return errUsed
@@ -337,26 +318,11 @@ func (a *Admission) last(ctx context.Context, tx *store.Tx, who auth.Principal, 
 		return oversight.Action{}, err
 	}
 	act, err := oversight.ActionUnchecked(ctx, tx, id)
-	if err != nil {
+	if err == nil {
+		err = a.gate.Current(ctx, tx, &act)
+	}
+	if err != nil || act.State != oversight.Done {
 		return act, err
-	}
-	counts := retryTime
-	if _, byPerson := act.Person(); act.State == oversight.Done || byPerson {
-		counts = PassTime
-	}
-	if !act.Settled.IsZero() && time.Since(act.Settled) > counts {
-		return oversight.Action{}, store.ErrNotFound
-	}
-	if act.State != oversight.Done {
-		return act, nil
-	}
-	// Turning a switch off restores nothing, also not what was approved before.
-	stopped, err := a.gate.StoppedSince(ctx, tx, who.Project, act.Request, act.Settled)
-	if err != nil {
-		return oversight.Action{}, err
-	}
-	if stopped || act.Stopped != "" { // since it was done, or since it was claimed
-		return oversight.Action{}, store.ErrNotFound
 	}
 	if q.first {
 		if _, byPerson := act.Person(); byPerson {
@@ -367,14 +333,7 @@ func (a *Admission) last(ctx context.Context, tx *store.Tx, who auth.Principal, 
 			return act, err
 		}
 	}
-	var used int64
-	if err := tx.One(ctx, `select count(*) from request_use where action_id = $1`, []any{act.ID}, &used); err != nil {
-		return oversight.Action{}, err
-	}
-	if used > 0 {
-		return oversight.Action{}, store.ErrNotFound
-	}
-	return act, nil
+	return act, oversight.Unused(ctx, tx, &act)
 }
 
 // find returns the id of the newest action by which q was asked. Requests that use a
@@ -386,10 +345,7 @@ func (a *Admission) find(ctx context.Context, tx *store.Tx, who auth.Principal, 
 		if err != nil {
 			return "", err
 		}
-		digest := sha256.Sum256(payload)
-		err = tx.One(ctx, `select id from action where project_id = $1 and kind = $2 and proposer = $3 and digest = $4 order by created_at desc, id limit 1`,
-			[]any{who.Project, q.kind, who.String(), digest[:]}, &id)
-		return id, err
+		return oversight.Newest(ctx, tx, who, q.kind, sha256.Sum256(payload))
 	}
 	// The id narrows it down, so that few rows are parsed each time.
 	type row struct{ id, request string }
@@ -397,7 +353,7 @@ func (a *Admission) find(ctx context.Context, tx *store.Tx, who auth.Principal, 
 		err = scan(&r.id, &r.request)
 		return r, err
 	}, `select id, request from action where project_id = $1 and kind = $2 and proposer = $3 and (settled_at = 0 or settled_at > $4) and request like $5
-		order by created_at desc, id limit 20`, who.Project, q.kind, who.String(), store.Time(time.Now().Add(-PassTime)), `%"id":"`+q.use.ID+`"%`)
+		order by created_at desc, id limit 20`, who.Project, q.kind, who.String(), store.Time(time.Now().Add(-oversight.PassTime)), `%"id":"`+q.use.ID+`"%`)
 	if err != nil {
 		return "", err
 	}

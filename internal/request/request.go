@@ -38,13 +38,8 @@ import (
 const (
 	// HoldTime is how long a request is held by default while a person is asked.
 	HoldTime = 5 * time.Minute
-	// PassTime is how long an approved request may be made, and how long a rejected
-	// one is refused without a new question.
-	PassTime = time.Hour
 	// GrantTime is how long a sandbox may use a secret whose first use was approved.
 	GrantTime = time.Hour
-	// retryTime is how long a request may not ask again where nobody decided.
-	retryTime = time.Minute
 	// pollInterval is how often the action of a held request is read.
 	pollInterval = 250 * time.Millisecond
 
