@@ -31,6 +31,7 @@ import (
 	"postern/internal/contract"
 	"postern/internal/oversight"
 	"postern/internal/sandbox"
+	"postern/internal/semaphore"
 	"postern/internal/store"
 )
 
@@ -105,6 +106,7 @@ type Admission struct {
 	gate  *oversight.Gate
 	rules *connection.Admission // has the rules and switches in force
 	conf  Config
+	held  *semaphore.PerKey // by sandbox: starts that are held
 	// killTime is how long a killed process may take to end. After that the sandbox is
 	// stopped.
 	killTime time.Duration
@@ -112,7 +114,6 @@ type Admission struct {
 	mu       sync.Mutex
 	ledgers  map[string]*ledger  // by sandbox
 	bindings map[string]*binding // by sandbox
-	held     map[string]int      // by sandbox: starts that are held
 }
 
 var _ sandbox.Commands = (*Admission)(nil)
@@ -141,8 +142,8 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, rules *connection
 		return nil, fmt.Errorf("make directory of records of commands: %w", err)
 	}
 	return &Admission{
-		log: log, db: db, gate: gate, rules: rules, conf: c, killTime: 5 * time.Second,
-		ledgers: map[string]*ledger{}, bindings: map[string]*binding{}, held: map[string]int{},
+		log: log, db: db, gate: gate, rules: rules, conf: c, held: semaphore.NewPerKey(maxHeld), killTime: 5 * time.Second,
+		ledgers: map[string]*ledger{}, bindings: map[string]*binding{},
 	}, nil
 }
 

@@ -29,24 +29,13 @@ func (a *Admission) hold(ctx context.Context, who auth.Principal, e *sandbox.Exe
 	if err != nil { // unreachable: our own type
 		return refused(unreadable), ""
 	}
-	a.mu.Lock()
-	held := a.held[who.ID]
-	if held < maxHeld {
-		a.held[who.ID]++
-	}
-	a.mu.Unlock()
-	if held >= maxHeld {
+	release, ok := a.held.TryAcquire(who.ID)
+	if !ok {
 		// The attack: code starts programs until the kernel cannot hold any further
 		// start.
 		return refused(fmt.Sprintf("%d starts of this sandbox wait for a person already: try again once one is decided", maxHeld)), ""
 	}
-	defer func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if a.held[who.ID]--; a.held[who.ID] == 0 {
-			delete(a.held, who.ID)
-		}
-	}()
+	defer release()
 	holdTime := a.conf.Hold
 	if e.Guest {
 		// The guest starts it and would be held with it: nobody could reach the sandbox

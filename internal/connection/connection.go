@@ -23,6 +23,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/rulebook"
+	"postern/internal/semaphore"
 	"postern/internal/store"
 )
 
@@ -55,13 +56,13 @@ type Admission struct {
 	book *rulebook.Book
 	gate *oversight.Gate
 	hold time.Duration
+	held *semaphore.PerKey // by sandbox: connections that are held
 
 	attached func() []string                           // may be nil
 	changed  func(ctx context.Context, project string) // may be nil
 
 	mu       sync.RWMutex
 	projects map[string]*inForce   // by project; an entry is replaced, never changed except for used
-	held     map[string]int        // by sandbox: connections that are held
 	passes   map[question]approval // what people approved, until it ends
 }
 
@@ -88,8 +89,8 @@ func New(log *slog.Logger, db *store.DB, book *rulebook.Book, gate *oversight.Ga
 		hold = time.Minute
 	}
 	return &Admission{
-		log: log, db: db, book: book, gate: gate, hold: hold,
-		projects: map[string]*inForce{}, held: map[string]int{}, passes: map[question]approval{},
+		log: log, db: db, book: book, gate: gate, hold: hold, held: semaphore.NewPerKey(maxHeld),
+		projects: map[string]*inForce{}, passes: map[question]approval{},
 	}
 }
 

@@ -21,29 +21,19 @@ func (c *Admission) ask(ctx context.Context, who auth.Principal, r policy.Reques
 		return refused(unreadable)
 	}
 	q := question{who.Project, who.ID, sha256.Sum256(body)}
-	c.mu.Lock()
+	c.mu.RLock()
 	yes := c.passes[q]
-	approved := time.Now().Before(yes.until) && yes.switchedOn.Equal(switchedOn)
-	held := c.held[who.ID]
-	if !approved && held < maxHeld {
-		c.held[who.ID]++
-	}
-	c.mu.Unlock()
-	if approved {
+	c.mu.RUnlock()
+	if time.Now().Before(yes.until) && yes.switchedOn.Equal(switchedOn) {
 		return yes.verdict()
 	}
-	if held >= maxHeld {
+	release, ok := c.held.TryAcquire(who.ID)
+	if !ok {
 		// The attack: code that opens connections until all that a sandbox may
 		// have open are held.
 		return refused(fmt.Sprintf("%d connections of this sandbox wait for a person already: try again once one is decided", maxHeld))
 	}
-	defer func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.held[who.ID]--; c.held[who.ID] == 0 {
-			delete(c.held, who.ID)
-		}
-	}()
+	defer release()
 	over := time.NewTimer(c.hold)
 	defer over.Stop()
 	t := time.NewTicker(pollInterval)

@@ -75,23 +75,12 @@ func (a *Admission) Hold(ctx context.Context, who auth.Principal, r *outgoing.Re
 		a.log.ErrorContext(ctx, "encode request", "sandbox", who.ID, "err", err)
 		return refused("a person decides on it, and the request could not be read to its end")
 	}
-	a.mu.Lock()
-	held := a.held[who.ID]
-	if held < maxHeld {
-		a.held[who.ID]++
-	}
-	a.mu.Unlock()
-	if held >= maxHeld {
+	release, ok := a.held.TryAcquire(who.ID)
+	if !ok {
 		// The attack: code that makes requests until all memory is full of held ones.
 		return refused(fmt.Sprintf("%d requests of this sandbox wait for a person already: try again once one is decided", maxHeld))
 	}
-	defer func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if a.held[who.ID]--; a.held[who.ID] == 0 {
-			delete(a.held, who.ID)
-		}
-	}()
+	defer release()
 	over := time.NewTimer(a.hold)
 	defer over.Stop()
 	t := time.NewTicker(pollInterval)

@@ -24,7 +24,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"postern/internal/auth"
@@ -32,6 +31,7 @@ import (
 	"postern/internal/outgoing"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/semaphore"
 	"postern/internal/store"
 )
 
@@ -91,10 +91,8 @@ type Admission struct {
 	rules  *connection.Admission // has what is in force in memory
 	grants Grants
 	hold   time.Duration
-	heavy  chan struct{} // semaphore for checks of heavy payloads
-
-	mu   sync.Mutex
-	held map[string]int // by sandbox: requests that are held
+	heavy  chan struct{}     // semaphore for checks of heavy payloads
+	held   *semaphore.PerKey // by sandbox: requests that are held
 }
 
 // New returns an Admission by what rules has in memory. Without grants, which may be
@@ -105,7 +103,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, rules *connection
 	if hold <= 0 {
 		hold = HoldTime
 	}
-	return &Admission{log: log, db: db, gate: gate, rules: rules, grants: grants, hold: hold, heavy: make(chan struct{}, 1), held: map[string]int{}}
+	return &Admission{log: log, db: db, gate: gate, rules: rules, grants: grants, hold: hold, heavy: make(chan struct{}, 1), held: semaphore.NewPerKey(maxHeld)}
 }
 
 func refused(reason string) policy.Verdict {
