@@ -359,9 +359,7 @@ func (m *PostOffice) useRequest(ctx context.Context, who auth.Principal, id stri
 // that still counts, or [store.ErrNotFound].
 func (m *PostOffice) lastRequest(ctx context.Context, who auth.Principal, digest [sha256.Size]byte) (a oversight.Action, err error) {
 	err = m.db.View(ctx, func(tx *store.Tx) error {
-		var id string
-		err := tx.One(ctx, `select id from action where project_id = $1 and kind = $2 and proposer = $3 and digest = $4 order by created_at desc, id limit 1`,
-			[]any{who.Project, SendKind, who.String(), digest[:]}, &id)
+		id, err := oversight.Newest(ctx, tx, who, SendKind, digest)
 		if err != nil {
 			return err
 		}
