@@ -37,6 +37,12 @@ func (c *Contract) Limited() Limits {
 	return l
 }
 
+// Most returns the size limit of the input, or the default where it has none.
+func (in Input) Most() Size { return cmp.Or(in.Size, defaultFile) }
+
+// Most returns the size limit of the artifact, or the default where it has none.
+func (a Artifact) Most() Size { return cmp.Or(a.Size, defaultFile) }
+
 // everywhere in Network.Allow opens the whole Internet.
 const everywhere = "0.0.0.0/0"
 

@@ -126,7 +126,7 @@ func (c *Contract) inputsText() string {
 	}
 	var list []string
 	for _, in := range c.Files.Inputs {
-		s := fmt.Sprintf("%s, at most %s", in.Path, cmp.Or(in.Size, defaultFile))
+		s := fmt.Sprintf("%s, at most %s", in.Path, in.Most())
 		if in.SHA256 != "" {
 			s += ", with the SHA-256 " + in.SHA256
 		}
@@ -218,7 +218,7 @@ func (c *Contract) artifactsText() string {
 	}
 	var list []string
 	for _, a := range c.Artifacts {
-		s := fmt.Sprintf("%s (%s, at most %s", a.Path, cmp.Or(a.Type, "any"), cmp.Or(a.Size, defaultFile))
+		s := fmt.Sprintf("%s (%s, at most %s", a.Path, cmp.Or(a.Type, "any"), a.Most())
 		if a.Required {
 			s += ", required"
 		}

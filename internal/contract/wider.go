@@ -277,7 +277,7 @@ func comparePlaced[T any](w *comparer, clause, field string, list, bound []T, pa
 
 func (w *comparer) inputs(list, bound []Input) {
 	comparePlaced(w, "inputs", "files.inputs", list, bound, func(in Input) string { return in.Path }, func(field string, in, b Input) {
-		if mine, most := cmp.Or(in.Size, defaultFile), cmp.Or(b.Size, defaultFile); mine > most {
+		if mine, most := in.Most(), b.Most(); mine > most {
 			w.add("inputs", field+".size", "is %s; the boundary has %s for %s", mine, most, b.Path)
 		}
 		if b.SHA256 != "" && in.SHA256 != b.SHA256 {
@@ -447,7 +447,7 @@ func (w *comparer) artifacts(list, bound []Artifact) {
 		if b.Type != "any" && a.Type != b.Type {
 			w.add("artifacts", field+".type", "is %s; the boundary has %s for %s", a.Type, b.Type, b.Path)
 		}
-		if mine, most := cmp.Or(a.Size, defaultFile), cmp.Or(b.Size, defaultFile); mine > most {
+		if mine, most := a.Most(), b.Most(); mine > most {
 			w.add("artifacts", field+".size", "is %s; the boundary has %s for %s", mine, most, b.Path)
 		}
 		if reviews(a.Review) > reviews(b.Review) {
