@@ -526,10 +526,16 @@ func (v *view) coverOne(path, from string) error {
 	if dir {
 		source = from + "/dir"
 	}
-	if err := unix.Mount(source, path, "", unix.MS_BIND, ""); err != nil {
+	return bindMount(source, path, unreadable)
+}
+
+// bindMount mounts source on target as well. The kernel takes the flags of such a mount only
+// in a second step.
+func bindMount(source, target string, flags uintptr) error {
+	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 		return err
 	}
-	return unix.Mount("", path, "", unix.MS_REMOUNT|unix.MS_BIND|unreadable, "")
+	return unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_BIND|flags, "")
 }
 
 // makeFixed creates a mount point and the directories above it. Those in a writable
@@ -551,10 +557,7 @@ func (v *view) makeFixed(path string, dir bool) error {
 		if !slices.ContainsFunc(v.writes, func(w string) bool { return below(p, w) }) {
 			continue
 		}
-		if err := unix.Mount(p, p, "", unix.MS_BIND, ""); err != nil {
-			return err
-		}
-		if err := unix.Mount("", p, "", unix.MS_REMOUNT|unix.MS_BIND|readWrite, ""); err != nil {
+		if err := bindMount(p, p, readWrite); err != nil {
 			return err
 		}
 	}
@@ -602,10 +605,7 @@ func (v *view) put(path, name string) error {
 		if fi, err := os.Lstat(path); err != nil || !fi.Mode().IsRegular() {
 			return badRequest(fmt.Errorf("%.1024q exists and is not a regular file, so an input cannot replace it", path))
 		}
-		if err := unix.Mount(filepath.Join(inputsDir, name), path, "", unix.MS_BIND, ""); err != nil {
-			return err
-		}
-		if err := unix.Mount("", path, "", unix.MS_REMOUNT|unix.MS_BIND|readOnly, ""); err != nil {
+		if err := bindMount(filepath.Join(inputsDir, name), path, readOnly); err != nil {
 			return err
 		}
 		v.inputsMu.Lock()
