@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/url"
 	"path"
@@ -187,8 +186,7 @@ func (f *Fleet) RunCommand(ctx context.Context, id string, c Command, output fun
 			err = context.Cause(ctx)
 		}
 	}()
-	env := maps.Clone(c.Env)
-	body, err := json.Marshal(map[string]any{"args": c.Args, "dir": c.Dir, "env": env})
+	body, err := json.Marshal(map[string]any{"args": c.Args, "dir": c.Dir, "env": c.Env})
 	if err != nil {
 		return Ended{}, err
 	}
