@@ -374,7 +374,27 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request, c *volume.Cont
 
 // writeFile writes a file from the request body. The file appears when it is
 // complete.
+//
+// It may fail while the client still sends. A connection that is closed before everything
+// was read is reset, and then the client may lose the answer (RFC 9112, section 9.6). So
+// the rest is read for some time, and dropped.
 func (s *Server) writeFile(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
+	rc := http.NewResponseController(w)
+	_ = rc.EnableFullDuplex() // HTTP/2 is always full duplex
+	if err := s.writeUpload(w, r, c); err != nil {
+		w.Header().Set("Connection", "close")
+		s.fail(w, r, err)
+		_ = rc.Flush()
+		_ = rc.SetReadDeadline(time.Now().Add(dropTime))
+		_, _ = io.Copy(io.Discard, r.Body)
+	}
+	return nil
+}
+
+// dropTime is how long the rest of a refused upload is read.
+const dropTime = 10 * time.Second
+
+func (s *Server) writeUpload(w http.ResponseWriter, r *http.Request, c *volume.Content) error {
 	a, force, err := attributes(r)
 	if err != nil {
 		return err

@@ -1,9 +1,11 @@
 package e2e
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -11,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // volumeOf creates a volume and returns its ID and token.
@@ -66,6 +69,35 @@ func diskOf(t testing.TB, data string) (mounts, loops int) {
 		}
 	}
 	return mounts, loops
+}
+
+// TestRefusedUploadIsAnswered: a client that sends all of a large file before it reads
+// the answer gets the answer, although the server refuses the file at once.
+func TestRefusedUploadIsAnswered(t *testing.T) {
+	s := start(t, t.TempDir())
+	id, token := s.volumeOf("data")
+	c, err := net.Dial("tcp", s.web)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	const size = 64 << 20
+	fmt.Fprintf(c, "PUT /volumecontent/%s/file?path=/f&mode=none HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", id, s.web, token, size)
+	time.Sleep(time.Second) // the server has answered
+	block := make([]byte, 1<<20)
+	for range size / len(block) {
+		if _, err := c.Write(block); err != nil {
+			t.Fatal(err)
+		}
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if b, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusBadRequest || !resp.Close {
+		t.Errorf("answer: %s, %q, %v; want 400, and the connection's end", resp.Status, b, err)
+	}
 }
 
 // TestVolumesSurvive: a volume, and a sandbox that mounts it, survive a kill and a
