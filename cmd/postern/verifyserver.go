@@ -30,9 +30,8 @@ outside. Run it before the machine's first real work, or in CI. It takes about a
 type verifyTool struct {
 	conf Config
 
-	template, contract string
-	log, junit         string
-	only               []string
+	template, log, junit string
+	only                 []string
 }
 
 func verifyCommand() *command {
@@ -55,15 +54,15 @@ func (v *verifyTool) verify(ctx context.Context, l *local, args []string, out *o
 	if err := noArgs(args); err != nil {
 		return err
 	}
-	checks, err := verification.Select(v.only, v.contract != "")
+	checks, err := verification.Select(v.only)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errUsage, err)
 	}
-	begun, err := l.api.Verifications.Begin(ctx, api.NewVerification{Template: v.template, Contract: v.contract, Checks: len(checks)})
+	begun, err := l.api.Verifications.Begin(ctx, api.NewVerification{Template: v.template, Checks: len(checks)})
 	if err != nil {
 		return fmt.Errorf("announce the verification: %w", err)
 	}
-	server := verification.Server{API: l.api, HTTP: &http.Client{Transport: l.http.Transport, CheckRedirect: l.http.CheckRedirect}, Base: l.address(""), Template: v.template, Contract: v.contract, ID: begun.ID}
+	server := verification.Server{API: l.api, HTTP: &http.Client{Transport: l.http.Transport, CheckRedirect: l.http.CheckRedirect}, Base: l.address(""), Template: v.template, ID: begun.ID}
 	if l.base == "" {
 		if server.Machine, err = verification.FindMachine(v.conf.Data, v.conf.socket(), v.log); err != nil {
 			fmt.Fprintln(os.Stderr, "postern verify: this user cannot look at the server's process, so some checks will fail:", err)

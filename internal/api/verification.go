@@ -2,9 +2,8 @@ package api
 
 // A NewVerification announces a verification of the server.
 type NewVerification struct {
-	Template string `json:"template"`           // that sandboxes start from
-	Contract string `json:"contract,omitempty"` // name of the contract that is tried; empty: none
-	Checks   int    `json:"checks"`             // how many will be made
+	Template string `json:"template"` // that sandboxes start from
+	Checks   int    `json:"checks"`   // how many will be made
 }
 
 // A Verification is an announced verification.

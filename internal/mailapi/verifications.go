@@ -52,16 +52,14 @@ func (s verificationServer) begin(w http.ResponseWriter, r *http.Request, c call
 	if err := decode(r, &n); err != nil {
 		return err
 	}
-	for name, text := range map[string]string{"template": n.Template, "contract": n.Contract} {
-		if len(text) > 300 || !utf8.ValidString(text) {
-			return fmt.Errorf("%w: %s: must have at most 300 bytes of UTF-8", errRequest, name)
-		}
+	if len(n.Template) > 300 || !utf8.ValidString(n.Template) {
+		return fmt.Errorf("%w: template: must have at most 300 bytes of UTF-8", errRequest)
 	}
 	if n.Checks < 1 || n.Checks > 1000 {
 		return fmt.Errorf("%w: checks: must be 1 to 1000", errRequest)
 	}
 	id := "ver_" + rand.Text()
-	err := s.record(r.Context(), c, audit.VerificationBegin, id, audit.Fields{"template": n.Template, "contract": n.Contract, "checks": strconv.Itoa(n.Checks)})
+	err := s.record(r.Context(), c, audit.VerificationBegin, id, audit.Fields{"template": n.Template, "checks": strconv.Itoa(n.Checks)})
 	if err != nil {
 		return err
 	}

@@ -37,7 +37,6 @@ type Server struct {
 	HTTP     *http.Client   // for requests to ports of sandboxes; its Timeout is ignored
 	Base     string         // address of the server, such as "http://127.0.0.1:3000"
 	Template string         // template of the sandboxes; empty means "base"
-	Contract string         // name of a contract, for the group contract; may be empty
 	ID       string         // of the verification, as in the server's log; empty if it was not announced
 
 	Machine *Machine // the server's machine; nil if it is not this one

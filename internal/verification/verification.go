@@ -16,7 +16,6 @@ package verification
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -76,12 +75,11 @@ const (
 	Ports     Group = "ports"
 	Templates Group = "templates"
 	State     Group = "state"
-	Contract  Group = "contract"
 )
 
 // Groups returns all groups, in the order in which Run should check them.
 func Groups() []Group {
-	return []Group{Files, Egress, Ports, State, Secrets, Teardown, Templates, Bombs, Contract}
+	return []Group{Files, Egress, Ports, State, Secrets, Teardown, Templates, Bombs}
 }
 
 // A Check is a row of the verification table.
@@ -183,9 +181,8 @@ func clean(s string) string {
 	return s
 }
 
-// Select returns the checks of the groups in only, or of all groups if it is empty. Without
-// a contract it leaves out the group [Contract], and refuses it in only.
-func Select(only []string, contract bool) ([]*Check, error) {
+// Select returns the checks of the groups in only, or of all groups if it is empty.
+func Select(only []string) ([]*Check, error) {
 	for _, o := range only {
 		if !slices.Contains(Groups(), Group(o)) {
 			var names []string
@@ -194,14 +191,11 @@ func Select(only []string, contract bool) ([]*Check, error) {
 			}
 			return nil, fmt.Errorf("only: there is no group %q; want %s", o, strings.Join(names, ", "))
 		}
-		if Group(o) == Contract && !contract {
-			return nil, errors.New("only: the group contract needs a contract")
-		}
 	}
 	var out []*Check
 	for _, g := range Groups() {
 		for _, c := range table() {
-			if c.Group == g && (len(only) == 0 && (g != Contract || contract) || slices.Contains(only, string(g))) {
+			if c.Group == g && (len(only) == 0 || slices.Contains(only, string(g))) {
 				out = append(out, c)
 			}
 		}

@@ -435,15 +435,14 @@ func TestReportFormats(t *testing.T) {
 func TestSelectFindsGroups(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		only     []string
-		contract bool
-		ok       bool
+		only []string
+		ok   bool
 	}{
-		{nil, false, true}, {[]string{"egress", "files"}, false, true}, {[]string{"nothing"}, false, false}, {[]string{"contract"}, false, false},
+		{nil, true}, {[]string{"egress", "files"}, true}, {[]string{"nothing"}, false}, {[]string{"egress", "contract"}, false},
 	} {
 		t.Run(fmt.Sprint(tt.only), func(t *testing.T) {
 			t.Parallel()
-			got, err := Select(tt.only, tt.contract)
+			got, err := Select(tt.only)
 			if (err == nil) != tt.ok || tt.ok && len(got) == 0 {
 				t.Errorf("%d checks, %v", len(got), err)
 			}
