@@ -166,14 +166,15 @@ func (s runHandlers) find(r *http.Request, who auth.Principal) (run.Run, error) 
 // A runPage is one run in full.
 type runPage struct {
 	listedRun
-	Explain  []string          // what its contract allows
-	Warnings []string          // about its contract
-	Report   *api.RunReport    // nil before it is written
-	Clauses  []api.RunClause   // those of the report, the worst first
-	Files    []api.RunArtifact // in order of their numbers
-	Missing  []string          // files that the contract requires
-	Signed   bool              // there is a statement
-	Gone     int               // of the traces of the sandbox
+	Explain  []string           // what its contract allows
+	Warnings []string           // about its contract
+	Report   *api.RunReport     // nil before it is written
+	Clauses  []api.RunClause    // those of the report, the worst first
+	Files    []api.RunArtifact  // in order of their numbers
+	Missing  []string           // files that the contract requires
+	Signed   bool               // there is a statement
+	Gone     int                // of the traces of the sandbox
+	Waits    []oversight.Action // what its sandbox wants to do and waits for a person
 	Usage    []pair
 	Notice   string
 }
@@ -207,12 +208,30 @@ func (s runHandlers) showRun(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if err := s.results(r.Context(), who, &v); err != nil {
 		return err
 	}
+	if !v.Over() && v.Sandbox != "" {
+		if v.Waits, err = s.waitsOf(r.Context(), who, v.Sandbox); err != nil {
+			return err
+		}
+	}
 	p := page{Name: "run", Title: "Run of " + or(v.Contract, v.ID), Who: who, Here: "runs", Body: v}
 	if !v.Over() {
 		p.Refresh = 5
 	}
 	return s.render(w, status, p)
 }
+
+// waitsOf returns the actions of a sandbox that wait for a person, newest first.
+func (s runHandlers) waitsOf(ctx context.Context, who auth.Principal, sandbox string) ([]oversight.Action, error) {
+	all, err := s.gate.Actions(ctx, who, oversight.Query{States: []oversight.State{oversight.Pending}, Limit: maxWaiting})
+	if err != nil {
+		return nil, err
+	}
+	proposer := auth.Principal{Kind: auth.Sandbox, ID: sandbox}.String()
+	return slices.DeleteFunc(all, func(a oversight.Action) bool { return a.Proposer != proposer }), nil
+}
+
+// maxWaiting is how many of the newest actions are searched for those of one run.
+const maxWaiting = 500
 
 // results adds what came of a run. What is not there yet is left out.
 func (s runHandlers) results(ctx context.Context, who auth.Principal, v *runPage) error {

@@ -13,6 +13,7 @@ import (
 	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/contract"
+	"postern/internal/policy"
 	"postern/internal/run"
 	"postern/internal/store"
 )
@@ -181,6 +182,23 @@ func TestRunPages(t *testing.T) {
 	if got := f.submit("/console/runs/"+violatedRun+"/cancel", url.Values{}); got.status != http.StatusConflict || !strings.Contains(got.body, "changed nothing") {
 		t.Errorf("cancel a run that is over: %d", got.status)
 	}
+}
+
+// TestRunPageShowsWhatWaits: the page of a run leads to what its sandbox wants to do and
+// waits for, and to nothing of other sandboxes.
+func TestRunPageShowsWhatWaits(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	*f.runs = *ofRuns(t, f.project.Project, "")
+	a := f.requested(policy.KindRequest, order())
+	r := &f.runs.runs[0]
+	r.State, r.Outcome, r.Ended = run.Running, "", time.Time{}
+	link := "/console/actions/" + a.ID
+	if page := f.get("/console/runs/" + r.ID).body; strings.Contains(page, link) {
+		t.Error("the page of a run leads to an action of another sandbox")
+	}
+	_, r.Sandbox, _ = strings.Cut(a.Proposer, ":")
+	contains(t, "page", f.get("/console/runs/"+r.ID).body, link, "waits for a person")
 }
 
 // TestRunsOfOthersAreNotThere: the pages tell nothing of another project's runs, and give
