@@ -62,29 +62,17 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if len(c.Args) == 0 || c.Args[0] == "" {
-		return badRequest(errors.New("args is empty"))
-	}
-	for k, v := range c.Env {
-		if err := checkEnv(k, v); err != nil {
-			return badRequest(fmt.Errorf("env: %w", err))
-		}
-	}
-	dir := s.startDir(a)
-	if c.Dir != "" {
-		if dir, err = s.resolve(a, c.Dir); err != nil {
-			return badRequest(fmt.Errorf("dir: %w", err))
-		}
+	st, err := s.startOf(a, c.Args, c.Env, c.Dir, s.startDir(a))
+	if err != nil {
+		return err
 	}
 	if err := s.untidy(r.Context()); err != nil {
 		return err
 	}
 	defer s.killLeftovers()
 	exited := make(chan struct{})
-	p, sub, err := s.launch(start{
-		config: &processpb.ProcessConfig{Cmd: c.Args[0], Args: c.Args[1:]}, account: a, dir: dir, env: s.environ(a, c.Env),
-		exited: func() { close(exited) },
-	})
+	st.exited = func() { close(exited) }
+	p, sub, err := s.launch(st)
 	if err != nil {
 		return plainError(err)
 	}
@@ -108,6 +96,26 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 	}
 	_ = send(frameEnd, b) // an error means that the host has disconnected
 	return nil
+}
+
+// startOf returns the start of a command that the host asks for, as an account. Dir is
+// where it starts; empty means home. The error is that of a bad request.
+func (s *Server) startOf(a account, args []string, env map[string]string, dir, home string) (start, error) {
+	if len(args) == 0 || args[0] == "" {
+		return start{}, badRequest(errors.New("args is empty"))
+	}
+	for k, v := range env {
+		if err := checkEnv(k, v); err != nil {
+			return start{}, badRequest(fmt.Errorf("env: %w", err))
+		}
+	}
+	if dir != "" {
+		var err error
+		if home, err = s.resolve(a, dir); err != nil {
+			return start{}, badRequest(fmt.Errorf("dir: %w", err))
+		}
+	}
+	return start{config: &processpb.ProcessConfig{Cmd: args[0], Args: args[1:]}, account: a, dir: home, env: s.environ(a, env)}, nil
 }
 
 // sendFrame returns a function that sends a frame and flushes it.

@@ -18,8 +18,6 @@ import (
 
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
-
-	"postern/internal/guest/processpb"
 )
 
 // The routes below /run are for the host only. They bind the sandbox to a contract, put
@@ -294,25 +292,13 @@ func (s *Server) postRunCommand(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if len(c.Args) == 0 || c.Args[0] == "" {
-		return badRequest(errors.New("args is empty"))
-	}
-	for k, val := range c.Env {
-		if err := checkEnv(k, val); err != nil {
-			return badRequest(fmt.Errorf("env: %w", err))
-		}
-	}
-	dir := v.dir
-	if c.Dir != "" {
-		if dir, err = s.resolve(v.account, c.Dir); err != nil {
-			return badRequest(fmt.Errorf("dir: %w", err))
-		}
+	st, err := s.startOf(v.account, c.Args, c.Env, c.Dir, v.dir)
+	if err != nil {
+		return err
 	}
 	exited := make(chan struct{})
-	p, sub, err := s.launch(start{
-		config: &processpb.ProcessConfig{Cmd: c.Args[0], Args: c.Args[1:]}, account: v.account, dir: dir, env: s.environ(v.account, c.Env),
-		exited: func() { close(exited) }, cancelled: r.Context().Done(),
-	})
+	st.exited, st.cancelled = func() { close(exited) }, r.Context().Done()
+	p, sub, err := s.launch(st)
 	w.Header().Set("Content-Type", "application/octet-stream")
 	send := sendFrame(w)
 	if err != nil {
