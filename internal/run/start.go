@@ -452,7 +452,7 @@ func (w *worker) command(ctx context.Context, i int) (code *int, failed string, 
 	}
 	var stdout, stderr tail
 	var out, errs int64
-	ended, err := w.s.conf.Fleet.RunCommand(ctx, w.box.ID, sandbox.Command{Args: args, Dir: w.r.Contract.Dir()}, func(stream byte, p []byte) error {
+	end, err := w.s.conf.Fleet.RunCommand(ctx, w.box.ID, sandbox.Command{Args: args, Dir: w.r.Contract.Dir()}, func(stream byte, p []byte) error {
 		if stream == 'e' {
 			errs += int64(len(p))
 			_, _ = stderr.Write(p) // it cannot fail
@@ -477,21 +477,21 @@ func (w *worker) command(ctx context.Context, i int) (code *int, failed string, 
 	// Record the result even if the run is being ended.
 	done, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 	defer cancel()
-	res := Result{Command: args, Started: w.r.Results[i].Started, Ended: time.Now(), Signal: ended.Signal, Stdout: out, Stderr: errs, Reason: bounded(ended.Reason, 500)}
+	res := Result{Command: args, Started: w.r.Results[i].Started, Ended: time.Now(), Signal: end.Signal, Stdout: out, Stderr: errs, Reason: bounded(end.Reason, 500)}
 	switch {
 	case ctx.Err() != nil:
-		_, res.Reason = describe(ctx)
+		_, res.Reason = ended(ctx)
 		failed = res.Reason
 	case err != nil:
 		res.Reason = "it could not be run"
 		failed = res.Reason
-	case ended.PID == 0:
+	case end.PID == 0:
 		failed = "was not started: " + res.Reason
 	default:
-		code = &ended.Code
+		code = &end.Code
 		res.Exit = code
-		if ended.Code != 0 {
-			failed = "ended with exit code " + strconv.Itoa(ended.Code)
+		if end.Code != 0 {
+			failed = "ended with exit code " + strconv.Itoa(end.Code)
 		}
 	}
 	most := int(w.r.Contract.OnFailure.Stderr)
@@ -532,9 +532,6 @@ func (w *worker) command(ctx context.Context, i int) (code *int, failed string, 
 	}
 	return code, failed, serr
 }
-
-// describe is [ended], whose name is shadowed in command.
-func describe(ctx context.Context) (Outcome, string) { return ended(ctx) }
 
 // finish ends what still runs, collects the files, removes the sandbox, and writes the
 // outcome and the report.
