@@ -340,7 +340,8 @@ func (i *instance) watchGate(r *Runtime, g *gate) {
 	}
 }
 
-// gateGrace is how long a sandbox whose gate is closed may take to end by itself.
+// gateGrace is how long the runtime waits for a sandbox to exit after its gate has closed.
+// Then it kills the sandbox.
 const gateGrace = 5 * time.Second
 
 // gateOf returns the gate of a sandbox.
