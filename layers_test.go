@@ -30,10 +30,10 @@ var layers = [][]string{
 	{"keyring", "delivery"},
 	{"quota"},
 	{"mailbox", "rulebook", "sandbox", "sandbox/runsc", "volume", "secret", "permit"}, // the nouns
-	{"connection"},
+	{"connection", "connector"},
 	{"request", "command"}, // requests of sandboxes and their commands, as actions
 	{"inspect"},            // the requests inside connections
-	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
+	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail", "imapmail"}, // the outside world
 	{"build"}, // templates of projects
 	{"run"},   // runs by contract
 	{"e2bapi", "mailapi", "mcpserver", "bridge", "console", "notary", "verification"}, // the doors

@@ -56,6 +56,12 @@ func checkLabel(label string) error {
 	return nil
 }
 
+// OwnLabel reports whether label is one that an inbox can have beside those that mean
+// something to this program.
+func OwnLabel(label string) bool {
+	return checkLabel(label) == nil && !slices.Contains(systemLabels, label)
+}
+
 // joinLabels returns labels as they are stored, each between spaces.
 func joinLabels(labels []string) string {
 	if len(labels) == 0 {
