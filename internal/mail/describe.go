@@ -96,12 +96,17 @@ func Describe(e Envelope) (Summary, error) {
 	if err != nil {
 		return Summary{}, err
 	}
+	s := describe(e, m, false)
+	s.SHA256, err = e.Digest()
+	return s, err
+}
+
+// describe is [Describe] without the digest. The envelope of a stored message is gone,
+// so nothing is said of it.
+func describe(e Envelope, m Message, stored bool) Summary {
 	s := Summary{
 		Subject: m.Subject, Date: m.Date, MessageID: m.MessageID, InReplyTo: strings.Join(m.InReplyTo, " "),
 		Bcc: e.hidden(m), HTML: m.HTML != "", Size: len(e.Raw), Notes: slices.Clone(m.Warnings),
-	}
-	if s.SHA256, err = e.Digest(); err != nil {
-		return Summary{}, err
 	}
 	note := func(n string) {
 		if n = shown(n); !slices.Contains(s.Notes, n) {
@@ -109,7 +114,7 @@ func Describe(e Envelope) (Summary, error) {
 		}
 	}
 	s.From = joinAddresses(m.From)
-	if len(m.From) != 1 || !sameAddr(m.From[0].Addr, e.From) {
+	if !stored && (len(m.From) != 1 || !sameAddr(m.From[0].Addr, e.From)) {
 		note("the envelope says that it is from <" + e.From + ">")
 	}
 	for _, a := range m.ReplyTo {
@@ -126,7 +131,7 @@ func Describe(e Envelope) (Summary, error) {
 	}{{"To", m.To, &s.To}, {"Cc", m.Cc, &s.Cc}} {
 		for _, a := range l.from {
 			switch {
-			case a.Addr == "" || !slices.ContainsFunc(e.To, func(r string) bool { return named([]Address{a}, r) }):
+			case !stored && (a.Addr == "" || !slices.ContainsFunc(e.To, func(r string) bool { return named([]Address{a}, r) })):
 				note("the " + l.name + " header names " + a.String() + ", who will not receive it")
 			case !listed[a.Addr]:
 				listed[a.Addr] = true
@@ -168,7 +173,7 @@ func Describe(e Envelope) (Summary, error) {
 	for _, a := range m.Attachments {
 		s.Attachments = append(s.Attachments, File{Name: shown(a.Name), ContentType: a.ContentType, Size: len(a.Data), SHA256: a.Digest()})
 	}
-	return s, nil
+	return s
 }
 
 // headerFields returns the header fields that have content and no place of their

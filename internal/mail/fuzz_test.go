@@ -20,12 +20,14 @@ func FuzzParse(f *testing.F) {
 	for _, s := range seeds {
 		f.Add([]byte(s))
 	}
+	f.Add([]byte("Authentication-Results: x;\r\nReturn-Path: <>\r\nReceived: by x;\r\nReceived: from y by x\r\nReturn-Path: <\x01>\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		m, err := Parse(raw)
 		if err != nil {
 			return
 		}
 		all := append([]string{m.Subject, m.AutoSubmitted, m.MessageID}, m.Warnings...)
+		all = append(append(all, m.Brought()...), DescribeStored(raw).Notes...)
 		for _, l := range [][]Address{m.From, m.Sender, m.ReplyTo, m.To, m.Cc, m.Bcc} {
 			for _, a := range l {
 				all = append(all, a.Name, a.Addr)

@@ -99,11 +99,12 @@ const (
 
 // Summarise returns what a list shows of a
 func Summarise(p mail.Message) Summary {
+	warnings := slices.Concat(p.Brought(), p.Warnings)
 	s := Summary{
 		Subject: cut(p.Subject, maxSummaryLine), Preview: Preview(p.Text), MessageID: p.MessageID, Date: p.Date,
 		From: cut(strings.Join(addresses(p.From), ", "), maxSummaryLine), To: addresses(p.To), Cc: addresses(p.Cc),
 		InReplyTo: newest(p.InReplyTo, maxSummaryRefs), References: newest(p.References, maxSummaryRefs),
-		Warnings: p.Warnings[:min(len(p.Warnings), maxSummaryWarn)],
+		Warnings: warnings[:min(len(warnings), maxSummaryWarn)],
 	}
 	if s.Preview == "" {
 		// What a person would see: a list is what an agent reads first.
