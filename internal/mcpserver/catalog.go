@@ -124,12 +124,23 @@ func writingTools() []*tool {
 	return []*tool{
 		offer(Core, mcp.Tool{
 			Name: "email_draft_create", Title: "Save a draft", Annotations: saves(),
-			InputSchema: object("to subject body", toProperty, subject, body, contentProperties),
-			Description: "Save a draft in your own inbox. It is encrypted, needs no approval, and is not sent. To propose an email, use email_send instead.",
+			InputSchema: object("to subject body", toProperty, subject, body,
+				`"replyTo": {"type": "string", "description": "The id of the message of your inbox that the draft answers, msg_…. Then to is [] and an empty subject becomes Re: …."}`,
+				`"replyAll": {"type": "boolean", "default": false, "description": "With replyTo: answer everybody who received the message."}`,
+				`"quote": {"type": "boolean", "default": false, "description": "With replyTo: quote the message below the text."}`,
+				contentProperties),
+			Description: "Save a draft in your own inbox. It is encrypted, needs no approval, and is not sent. Next: email_draft_send proposes it. To propose an email at once, use email_send instead.",
 		}, guide{
-			Usage:    "Saves a draft, encrypted. No reviewer sees it and it is not sent. Arguments: to, subject, body (required); cc, bcc, html or markdown, attachments, as of email_send. The tools of the set drafts list, read, change, delete and propose drafts.",
-			Examples: []string{`{"to": ["bob@example.com"], "subject": "Offer", "body": "Dear Bob, …"}`},
-			Mistakes: []string{"Expecting a draft to be sent: email_send proposes."},
+			Usage: "Saves a draft, encrypted. No reviewer sees it and it is not sent. Arguments: to, subject, body (required); cc, bcc, html or markdown, attachments, as of email_send; " +
+				"replyTo: the id of the message that it answers, with to [], and replyAll and quote as of email_reply. The tools of the set drafts list, read, change, delete and propose drafts.",
+			Examples: []string{
+				`{"to": ["bob@example.com"], "subject": "Offer", "body": "Dear Bob, …"}`,
+				`{"replyTo": "msg_ABCDEFGHIJKLMNOPQRSTUVWXYZ", "to": [], "subject": "", "body": "Thanks, received."}`,
+			},
+			Mistakes: []string{
+				"Expecting a draft to be sent: email_send proposes.",
+				"Giving an email address as replyTo: it is the id of a message. Answers to what you send always come to your own address.",
+			},
 		}, (*Server).saveDraft),
 		offer(Core, mcp.Tool{
 			Name: "email_archive", Title: "Archive a message", InputSchema: object("id", messageID, inboxProperty), Annotations: arranges(),

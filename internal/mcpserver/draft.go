@@ -87,6 +87,50 @@ func (in *draftArgs) compose(ctx context.Context, s *Server, c caller) (o mailbo
 	})
 }
 
+// newDraftArgs are those of a draft that may answer a message.
+type newDraftArgs struct {
+	draftArgs
+	ReplyTo  string `json:"replyTo"`
+	ReplyAll bool   `json:"replyAll"`
+	Quote    bool   `json:"quote"`
+}
+
+// compose returns what a new draft says, with its files. Whom an answer goes to, and
+// its subject, follow from the message when the draft is proposed.
+func (in *newDraftArgs) compose(ctx context.Context, s *Server, c caller) (o mailbox.Outgoing, done func(), err error) {
+	if in.ReplyTo == "" {
+		if in.ReplyAll || in.Quote {
+			return o, nil, fmt.Errorf("%w: replyAll, quote: need replyTo, the id of the message that the draft answers", errArgument)
+		}
+		return in.draftArgs.compose(ctx, s, c)
+	}
+	if err := checkID("replyTo", "msg_", in.ReplyTo); err != nil {
+		return o, nil, err
+	}
+	if len(in.To) > 0 {
+		return o, nil, fmt.Errorf("%w: to: must be [] with replyTo: the message says whom an answer goes to; add others with cc or bcc", errArgument)
+	}
+	k, err := c.key(ctx, in.Inbox)
+	if err != nil {
+		return o, nil, err
+	}
+	// A message that is not there, or another inbox's, is refused now and not when the
+	// draft is proposed.
+	if _, err := s.post.Listed(ctx, c.who, k, in.ReplyTo); err != nil {
+		return o, nil, err
+	}
+	in.To = []string{}
+	if in.Subject == nil {
+		in.Subject = new(string)
+	}
+	if in.Inbox == "" {
+		in.Inbox = k.Inbox()
+	}
+	o, done, err = in.draftArgs.compose(ctx, s, c)
+	o.ReplyTo, o.ReplyAll, o.Quote = in.ReplyTo, in.ReplyAll, in.Quote
+	return o, done, err
+}
+
 type savedData struct {
 	Status  string `json:"status" jsonschema:"saved or deleted"`
 	DraftID string `json:"draftId"`
@@ -100,7 +144,7 @@ func saved(d mailbox.Draft) (out reply[savedData]) {
 	return out
 }
 
-func (s *Server) saveDraft(ctx context.Context, c caller, in draftArgs) (out reply[savedData], err error) {
+func (s *Server) saveDraft(ctx context.Context, c caller, in newDraftArgs) (out reply[savedData], err error) {
 	o, done, err := in.compose(ctx, s, c)
 	if err != nil {
 		return out, err
@@ -115,70 +159,81 @@ func (s *Server) saveDraft(ctx context.Context, c caller, in draftArgs) (out rep
 
 // draftData is a draft as its list and its own answer show it.
 type draftData struct {
-	DraftID     string     `json:"draftId"`
-	Version     int64      `json:"version"`
-	UpdatedAt   string     `json:"updatedAt"`
+	DraftID   string                    `json:"draftId"`
+	Version   int64                     `json:"version"`
+	UpdatedAt string                    `json:"updatedAt"`
+	ReplyTo   string                    `json:"replyTo,omitempty" jsonschema:"the id of the message that it answers"`
+	Forward   string                    `json:"forwards,omitempty" jsonschema:"the id of the message that it passes on"`
+	Untrusted scan.Enclosed[draftWords] `json:"untrusted" jsonschema:"what it says, between the marks of a fence: it may quote people outside"`
+}
+
+// draftWords is what a draft says.
+type draftWords struct {
 	To          []string   `json:"to"`
 	Cc          []string   `json:"cc"`
 	Bcc         []string   `json:"bcc"`
 	Subject     string     `json:"subject"`
 	Preview     string     `json:"preview"`
-	ReplyTo     string     `json:"messageId,omitempty" jsonschema:"the message that it answers"`
-	Forward     string     `json:"forwards,omitempty" jsonschema:"the message that it passes on"`
+	Body        string     `json:"body,omitempty" jsonschema:"of email_draft_get"`
 	Attachments []fileInfo `json:"attachments"`
 }
 
-func draftOf(d mailbox.Draft) draftData {
-	out := draftData{
-		DraftID: d.ID, Version: d.Version, UpdatedAt: stamp(d.Updated), To: cleanAll(d.To), Cc: cleanAll(d.Cc), Bcc: cleanAll(d.Bcc),
-		Subject: clean(d.Subject), Preview: clean(d.Preview), ReplyTo: d.ReplyTo, Forward: d.Forward, Attachments: []fileInfo{},
+// draftOf returns a draft as f encloses it. Whoever may propose may have saved it, and
+// what it quotes is from outside.
+func draftOf(d mailbox.Draft, f scan.Fence, body string) draftData {
+	w := draftWords{
+		To: cleanAll(d.To), Cc: cleanAll(d.Cc), Bcc: cleanAll(d.Bcc), Subject: clean(d.Subject), Preview: clean(d.Preview), Body: body, Attachments: []fileInfo{},
 	}
 	for _, a := range d.Attachments {
-		out.Attachments = append(out.Attachments, fileInfo{Name: clean(a.Name), ContentType: clean(a.ContentType), Size: a.Size, SHA256: a.SHA256})
+		w.Attachments = append(w.Attachments, fileInfo{Name: clean(a.Name), ContentType: clean(a.ContentType), Size: a.Size, SHA256: a.SHA256})
 	}
-	return out
+	return draftData{DraftID: d.ID, Version: d.Version, UpdatedAt: stamp(d.Updated), ReplyTo: d.ReplyTo, Forward: d.Forward, Untrusted: scan.Enclose(f, w)}
 }
 
 func (d *draftData) lines() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s (version %d, changed %s)\n  to: %s\n  subject: %s\n", d.DraftID, d.Version, d.UpdatedAt, strings.Join(slices.Concat(d.To, d.Cc, d.Bcc), ", "), d.Subject)
-	for _, a := range d.Attachments {
+	w := &d.Untrusted.Content
+	fmt.Fprintf(&b, "%s (version %d, changed %s)\n", d.DraftID, d.Version, d.UpdatedAt)
+	if d.ReplyTo != "" {
+		fmt.Fprintf(&b, "  answers: %s\n", d.ReplyTo)
+	}
+	fmt.Fprintf(&b, "  to: %s\n  subject: %s\n", strings.Join(slices.Concat(w.To, w.Cc, w.Bcc), ", "), w.Subject)
+	for _, a := range w.Attachments {
 		fmt.Fprintf(&b, "  attachment: %s (%s, %d bytes)\n", a.Name, a.ContentType, a.Size)
 	}
 	return b.String()
 }
 
 type draftsData struct {
-	Notice string      `json:"notice"`
+	Notice string      `json:"notice" jsonschema:"what the marks around untrusted mean"`
+	More   bool        `json:"more" jsonschema:"whether there are more drafts than these"`
 	Drafts []draftData `json:"drafts"`
 }
 
 func (s *Server) drafts(ctx context.Context, c caller, in inboxArgs) (out reply[draftsData], err error) {
-	limit, err := limitOf(in.Limit)
-	if err != nil {
-		return out, err
-	}
 	k, err := c.key(ctx, in.Inbox)
 	if err != nil {
 		return out, err
 	}
-	list, _, err := s.post.Drafts.List(ctx, c.who, k, limit, "")
+	list, next, err := s.post.Drafts.List(ctx, c.who, k, limitOf(in.Limit), "")
 	if err != nil {
 		return out, err
 	}
-	// Fenced, too: whoever may propose may have saved a draft, and what it
-	// quotes is from outside.
 	f := scan.NewFence()
-	out.Data = draftsData{Notice: f.Notice(), Drafts: []draftData{}}
+	out.Data = draftsData{Notice: f.Notice(), More: next != "", Drafts: []draftData{}}
 	var b strings.Builder
 	for _, d := range list {
-		one := draftOf(d)
+		one := draftOf(d, f, "")
 		out.Data.Drafts = append(out.Data.Drafts, one)
-		b.WriteString(one.lines() + "  " + one.Preview + "\n")
+		b.WriteString(one.lines() + "  " + one.Untrusted.Content.Preview + "\n")
 	}
 	out.Text = "There is no draft."
 	if len(list) > 0 {
-		out.Text = fmt.Sprintf("%d drafts. Read one with email_draft_get. %s\n%s", len(list), f.Notice(), f.Wrap(b.String()))
+		head := fmt.Sprintf("%d drafts, the most recently changed first.", len(list))
+		if next != "" {
+			head += " There are more; delete those that nobody needs with email_draft_delete."
+		}
+		out.Text = fmt.Sprintf("%s Read one with email_draft_get. %s\n%s", head, f.Notice(), f.Wrap(b.String()))
 	}
 	return out, nil
 }
@@ -202,8 +257,7 @@ func (in *draftIDArgs) open(ctx context.Context, c caller) (*seal.Key, error) {
 
 type wholeDraft struct {
 	draftData
-	Notice    string `json:"notice"`
-	Body      string `json:"body" jsonschema:"fenced"`
+	Notice    string `json:"notice" jsonschema:"what the marks around untrusted mean"`
 	Format    string `json:"format" jsonschema:"text, html or markdown"`
 	Truncated bool   `json:"truncated"`
 }
@@ -231,7 +285,7 @@ func (s *Server) draft(ctx context.Context, c caller, in draftIDArgs) (out reply
 		text, format = o.HTML, "html"
 	}
 	text, truncated := cut(clean(text), mail.MaxText)
-	out.Data = wholeDraft{draftOf(d), f.Notice(), f.Wrap(text), format, truncated}
+	out.Data = wholeDraft{draftOf(d, f, text), f.Notice(), format, truncated}
 	out.Text = f.Notice() + "\n" + f.Wrap(out.Data.lines()+"\n"+text)
 	return out, nil
 }
@@ -268,6 +322,9 @@ func (s *Server) updateDraft(ctx context.Context, c caller, in updateArgs) (out 
 	}
 	if d.Version != in.Version {
 		return out, mailbox.ErrDraft
+	}
+	if before.ReplyTo != "" && len(in.To) > 0 {
+		return out, fmt.Errorf("%w: to: must be []: the draft answers a message, which says whom it goes to", errArgument)
 	}
 	o.Inbox = k.Inbox()
 	o.ReplyTo, o.ReplyAll, o.Quote, o.Forward = before.ReplyTo, before.ReplyAll, before.Quote, before.Forward

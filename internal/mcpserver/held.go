@@ -81,15 +81,13 @@ type actionsArgs struct {
 }
 
 type actionsData struct {
+	More    bool         `json:"more" jsonschema:"whether there are more proposals than these"`
 	Actions []statusData `json:"actions"`
 }
 
 func (s *Server) actions(ctx context.Context, c caller, in actionsArgs) (out reply[actionsData], err error) {
-	limit, err := limitOf(in.Limit)
-	if err != nil {
-		return out, err
-	}
-	q := oversight.Query{Limit: limit}
+	limit := limitOf(in.Limit)
+	q := oversight.Query{Limit: limit + 1}
 	if in.State != "" {
 		known := false
 		for _, st := range oversight.States {
@@ -112,8 +110,15 @@ func (s *Server) actions(ctx context.Context, c caller, in actionsArgs) (out rep
 		return out, err
 	}
 	out.Data.Actions = []statusData{}
+	if out.Data.More = len(list) > limit; out.Data.More {
+		list = list[:limit]
+	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d proposals, newest first.\n", len(list))
+	fmt.Fprintf(&b, "%d proposals, newest first.", len(list))
+	if out.Data.More {
+		b.WriteString(" There are more: give a state, or a larger limit (at most 50).")
+	}
+	b.WriteString("\n")
 	for _, a := range list {
 		d := statusOf(a, nil).Data
 		out.Data.Actions = append(out.Data.Actions, d)
@@ -153,22 +158,22 @@ func (s *Server) edit(ctx context.Context, c caller, in editArgs) (out reply[sen
 }
 
 func (s *Server) quarantine(ctx context.Context, c caller, in inboxArgs) (out reply[inboxData], err error) {
-	limit, err := limitOf(in.Limit)
-	if err != nil {
-		return out, err
-	}
 	k, err := c.key(ctx, in.Inbox)
 	if err != nil {
 		return out, err
 	}
-	ms, _, err := s.post.HeldMessages(ctx, c.who, k, "", limit)
+	ms, next, err := s.post.HeldMessages(ctx, c.who, k, "", limitOf(in.Limit))
 	if err != nil {
 		return out, err
 	}
-	if len(ms) == 0 {
-		return listing(ms, "No mail is held."), nil
+	head := "No mail is held."
+	if len(ms) > 0 {
+		head = fmt.Sprintf("%d messages are held, newest first; a person releases or drops them.", len(ms))
 	}
-	return listing(ms, fmt.Sprintf("%d messages are held, newest first; a person releases or drops them.", len(ms))), nil
+	if next != "" {
+		head += " More are held than these."
+	}
+	return listing(ms, head, next != ""), nil
 }
 
 func (s *Server) quarantined(ctx context.Context, c caller, in messageArgs) (out reply[messageData], err error) {

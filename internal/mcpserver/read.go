@@ -8,6 +8,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/mail"
+	"postern/internal/mailbox"
 	"postern/internal/message"
 	"postern/internal/scan"
 	"postern/internal/seal"
@@ -31,74 +32,120 @@ type fileInfo struct {
 	SHA256      string `json:"sha256,omitempty"`
 }
 
+// An inboxItem is a message in a list. What its sender wrote is in Untrusted.
 type inboxItem struct {
-	ID          string            `json:"id"`
-	ThreadID    string            `json:"threadId"`
-	Labels      []string          `json:"labels"`
-	Direction   message.Direction `json:"direction"`
-	Date        string            `json:"date"`
-	From        string            `json:"from"`
-	To          []string          `json:"to"`
-	Subject     string            `json:"subject"`
-	Preview     string            `json:"preview"`
-	Attachments []fileInfo        `json:"attachments"`
+	ID        string                     `json:"id"`
+	ThreadID  string                     `json:"threadId"`
+	Labels    []string                   `json:"labels"`
+	Direction message.Direction          `json:"direction" jsonschema:"in: received; out: sent"`
+	Date      string                     `json:"date" jsonschema:"when it was stored here"`
+	Untrusted scan.Enclosed[listedWords] `json:"untrusted" jsonschema:"what its sender wrote, between the marks of a fence"`
+}
+
+// listedWords is what the sender of a message wrote, as far as a list shows it.
+type listedWords struct {
+	From               string     `json:"from"`
+	To                 []string   `json:"to"`
+	ToLeftOut          int        `json:"toLeftOut,omitempty" jsonschema:"recipients that only email_message_get shows"`
+	Subject            string     `json:"subject"`
+	Preview            string     `json:"preview"`
+	Attachments        []fileInfo `json:"attachments"`
+	AttachmentsLeftOut int        `json:"attachmentsLeftOut,omitempty" jsonschema:"files that only email_message_get shows"`
+}
+
+// The bounds of one message in a list. A sender could otherwise fill the context of a
+// model, and an answer, with one message.
+const (
+	maxListed     = 10  // recipients, and files
+	maxListedLine = 300 // characters of an address, a subject or a name
+)
+
+func wordsOf(m message.Message) listedWords {
+	line := func(s string) string {
+		short, truncated := cut(clean(s), maxListedLine)
+		if truncated {
+			short += "…"
+		}
+		return short
+	}
+	w := listedWords{
+		From: line(m.From), To: []string{}, ToLeftOut: max(0, len(m.To)-maxListed), Subject: line(m.Subject), Preview: clean(m.Preview),
+		Attachments: []fileInfo{}, AttachmentsLeftOut: max(0, len(m.Attachments)-maxListed),
+	}
+	for _, to := range m.To[:min(len(m.To), maxListed)] {
+		w.To = append(w.To, line(to))
+	}
+	for _, a := range m.Attachments[:min(len(m.Attachments), maxListed)] {
+		w.Attachments = append(w.Attachments, fileInfo{Name: line(a.Name), ContentType: line(a.ContentType), Size: a.Size})
+	}
+	return w
+}
+
+func (w *listedWords) lines() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "  from: %s\n  to: %s", w.From, strings.Join(w.To, ", "))
+	if w.ToLeftOut > 0 {
+		fmt.Fprintf(&b, ", and %d more", w.ToLeftOut)
+	}
+	fmt.Fprintf(&b, "\n  subject: %s\n", w.Subject)
+	for _, a := range w.Attachments {
+		fmt.Fprintf(&b, "  attachment: %s (%s, %d bytes)\n", a.Name, a.ContentType, a.Size)
+	}
+	if w.AttachmentsLeftOut > 0 {
+		fmt.Fprintf(&b, "  and %d more attachments\n", w.AttachmentsLeftOut)
+	}
+	return b.String() + "  " + w.Preview + "\n"
 }
 
 type inboxData struct {
-	Notice   string      `json:"notice"`
+	Notice   string      `json:"notice" jsonschema:"what the marks around untrusted mean"`
+	More     bool        `json:"more" jsonschema:"whether there are more messages than these"`
 	Messages []inboxItem `json:"messages"`
 }
 
-// limitOf returns how many are asked for.
-func limitOf(limit *int) (int, error) {
-	switch {
-	case limit == nil:
-		return defaultInbox, nil
-	case *limit < 1 || *limit > maxInbox:
-		return 0, fmt.Errorf("%w: limit: must be 1 to %d", errArgument, maxInbox)
+// limitOf returns how many are asked for, 1 to 50. What lies outside is capped: an
+// agent that asks for 100 is served, and told that there are more.
+func limitOf(limit *int) int {
+	if limit == nil {
+		return defaultInbox
 	}
-	return *limit, nil
+	return min(max(*limit, 1), maxInbox)
 }
 
 func (s *Server) inbox(ctx context.Context, c caller, in inboxArgs) (out reply[inboxData], err error) {
-	limit, err := limitOf(in.Limit)
-	if err != nil {
-		return out, err
-	}
 	k, err := c.key(ctx, in.Inbox)
 	if err != nil {
 		return out, err
 	}
-	ms, err := s.post.Messages(ctx, c.who, k, limit)
+	ms, next, err := s.post.List(ctx, c.who, k, mailbox.Listing{Limit: limitOf(in.Limit)})
 	if err != nil {
 		return out, err
 	}
-	if len(ms) == 0 {
-		return listing(ms, "The inbox is empty."), nil
+	head := "The inbox is empty."
+	if len(ms) > 0 {
+		head = fmt.Sprintf("The %d newest messages, newest first.", len(ms))
 	}
-	return listing(ms, fmt.Sprintf("The %d newest messages, newest first.", len(ms))), nil
+	if next != "" {
+		head += " There are more: email_search with before: finds older ones."
+	}
+	return listing(ms, head, next != ""), nil
 }
 
-// listing answers with messages, after what head says of them.
-func listing(ms []message.Message, head string) reply[inboxData] {
+// listing answers with messages, after what head says of them. More says that there
+// are others.
+func listing(ms []message.Message, head string, more bool) reply[inboxData] {
 	f := scan.NewFence()
-	data := inboxData{Notice: f.Notice(), Messages: []inboxItem{}}
+	data := inboxData{Notice: f.Notice(), More: more, Messages: []inboxItem{}}
 	var b strings.Builder
 	for _, m := range ms {
-		it := inboxItem{
-			ID: m.ID, ThreadID: m.Thread, Direction: m.Direction, Date: m.At.Format(time.RFC3339), Labels: append([]string{}, m.Labels...),
-			From: clean(m.From), To: cleanAll(m.To), Subject: clean(m.Subject), Preview: clean(m.Preview), Attachments: []fileInfo{},
-		}
-		fmt.Fprintf(&b, "%s (%s, %s)\n  from: %s\n  to: %s\n  subject: %s\n", it.ID, it.Direction, it.Date, it.From, strings.Join(it.To, ", "), it.Subject)
-		fmt.Fprintf(&b, "  thread: %s\n", it.ThreadID)
+		it := inboxItem{ID: m.ID, ThreadID: m.Thread, Direction: m.Direction, Date: m.At.Format(time.RFC3339), Labels: cleanAll(m.Labels)}
+		w := wordsOf(m)
+		fmt.Fprintf(&b, "%s (%s, %s)\n  thread: %s\n", it.ID, it.Direction, it.Date, it.ThreadID)
 		if len(it.Labels) > 0 {
 			fmt.Fprintf(&b, "  labels: %s\n", strings.Join(it.Labels, ", "))
 		}
-		for _, a := range m.Attachments {
-			it.Attachments = append(it.Attachments, fileInfo{Name: clean(a.Name), ContentType: clean(a.ContentType), Size: a.Size})
-			fmt.Fprintf(&b, "  attachment: %s (%s, %d bytes)\n", clean(a.Name), clean(a.ContentType), a.Size)
-		}
-		fmt.Fprintf(&b, "  %s\n", it.Preview)
+		b.WriteString(w.lines())
+		it.Untrusted = scan.Enclose(f, w)
 		data.Messages = append(data.Messages, it)
 	}
 	if len(ms) == 0 {
@@ -120,45 +167,57 @@ type messageArgs struct {
 	ID    string `json:"id"`
 }
 
+// messageData is one message in full. What its sender wrote is in Untrusted.
 type messageData struct {
-	Notice      string            `json:"notice"`
-	ID          string            `json:"id"`
-	Direction   message.Direction `json:"direction"`
-	Date        string            `json:"date"` // when it was stored here, not what it claims
-	From        string            `json:"from"`
-	ReplyTo     []string          `json:"replyTo"`
-	To          []string          `json:"to"`
-	Cc          []string          `json:"cc"`
-	Subject     string            `json:"subject"`
-	MessageID   string            `json:"messageId"`
-	Body        string            `json:"body"` // fenced
-	Truncated   bool              `json:"truncated"`
-	Attachments []fileInfo        `json:"attachments"`
-	Warnings    []string          `json:"warnings"`
-	Security    *securityData     `json:"security"` // of mail that arrived
+	Notice    string                      `json:"notice" jsonschema:"what the marks around untrusted mean"`
+	ID        string                      `json:"id"`
+	ThreadID  string                      `json:"threadId"`
+	Labels    []string                    `json:"labels"`
+	Direction message.Direction           `json:"direction" jsonschema:"in: received; out: sent"`
+	Date      string                      `json:"date" jsonschema:"when it was stored here, not what it claims"`
+	Truncated bool                        `json:"truncated" jsonschema:"whether the end of the text is left out"`
+	Security  *securityData               `json:"security" jsonschema:"of received mail: who it was proved to be from, and what the scan found"`
+	Untrusted scan.Enclosed[messageWords] `json:"untrusted" jsonschema:"what its sender wrote, between the marks of a fence"`
+}
+
+// messageWords is what the sender of a message wrote, and what is said of it in
+// words of the sender's.
+type messageWords struct {
+	From           string        `json:"from"`
+	ReplyTo        []string      `json:"replyTo"`
+	To             []string      `json:"to"`
+	Cc             []string      `json:"cc"`
+	Subject        string        `json:"subject"`
+	MessageID      string        `json:"messageId"`
+	Headers        []headerField `json:"headers" jsonschema:"a selection of the other fields of its header"`
+	HeadersLeftOut int           `json:"headersLeftOut" jsonschema:"fields of the selection that are not shown, since there are too many"`
+	Body           string        `json:"body"`
+	Attachments    []fileInfo    `json:"attachments"`
+	Warnings       []string      `json:"warnings" jsonschema:"where the message is not what it seems"`
+	Findings       []string      `json:"findings" jsonschema:"what the scan found, with excerpts"`
 }
 
 // securityData says who mail was proved to be from, and what the scan found.
 type securityData struct {
-	Score      float64                   `json:"score"` // 0 to 1: how much it looks like an attack
+	Score      float64                   `json:"score" jsonschema:"0 to 1: how much it looks like an attack"`
 	Categories map[scan.Category]float64 `json:"categories"`
-	Findings   []string                  `json:"findings"` // fenced
 	SPF        string                    `json:"spf"`
 	DKIM       string                    `json:"dkim"`
 	DMARC      string                    `json:"dmarc"`
 }
 
-func securityOf(s *message.Security, f scan.Fence) *securityData {
+func securityOf(s *message.Security) (d *securityData, findings []string) {
+	findings = []string{}
 	if s == nil {
-		return nil
+		return nil, findings
 	}
-	d := &securityData{Score: s.Score, Categories: s.Categories, Findings: []string{}, SPF: s.Auth.SPF.Result, DKIM: s.Auth.DKIM.Result, DMARC: s.Auth.DMARC.Result}
+	d = &securityData{Score: s.Score, Categories: s.Categories, SPF: clean(s.Auth.SPF.Result), DKIM: clean(s.Auth.DKIM.Result), DMARC: clean(s.Auth.DMARC.Result)}
 	for _, x := range s.Findings {
 		if x.Score >= 0.3 {
-			d.Findings = append(d.Findings, f.Wrap(fmt.Sprintf("%s (%s, in %s): %s %s", x.Category, x.Rule, x.Where, x.Detail, x.Excerpt)))
+			findings = append(findings, clean(fmt.Sprintf("%s (%s, in %s): %s %s", x.Category, x.Rule, x.Where, x.Detail, x.Excerpt)))
 		}
 	}
-	return d
+	return d, findings
 }
 
 // line says the same to a model, without anything that the sender wrote.
@@ -175,7 +234,7 @@ func (d *securityData) line() string {
 	}
 	for _, r := range []struct{ name, result string }{{"SPF", d.SPF}, {"DKIM", d.DKIM}, {"DMARC", d.DMARC}} {
 		if r.result != "" {
-			s.WriteString(", " + r.name + " " + clean(r.result))
+			s.WriteString(", " + r.name + " " + r.result)
 		}
 	}
 	return s.String() + ". A low score proves nothing."
@@ -206,63 +265,72 @@ func (s *Server) read(ctx context.Context, c caller, in messageArgs, get getter)
 		return out, err
 	}
 	f := scan.NewFence()
-	d, text := readingOf(m, raw, f, mail.MaxText)
-	return reply[messageData]{Text: d.text(f, text, mail.MaxText), Data: d}, nil
+	d := readingOf(m, raw, f, mail.MaxText)
+	return reply[messageData]{Text: d.text(f, mail.MaxText), Data: d}, nil
 }
 
 // readingOf returns a message as a model reads it, its text cut after most
-// characters, and that text once more without its fence.
-func readingOf(m message.Message, raw []byte, f scan.Fence, most int) (messageData, string) {
-	d := messageData{
-		Notice: f.Notice(), ID: m.ID, Direction: m.Direction, Date: m.At.Format(time.RFC3339),
+// characters.
+func readingOf(m message.Message, raw []byte, f scan.Fence, most int) messageData {
+	d := messageData{Notice: f.Notice(), ID: m.ID, ThreadID: m.Thread, Labels: cleanAll(m.Labels), Direction: m.Direction, Date: m.At.Format(time.RFC3339)}
+	w := messageWords{
 		From: clean(m.From), ReplyTo: []string{}, To: cleanAll(m.To), Cc: cleanAll(m.Cc), Subject: clean(m.Subject), MessageID: clean(m.MessageID),
 		Attachments: []fileInfo{}, Warnings: []string{},
 	}
-	r := reading(raw)
+	r := mail.DescribeStored(raw)
 	p := mail.Read(raw)
 	safe := scan.Read(p.Text, p.HTML)
-	var text string
-	text, d.Truncated = cut(clean(safe.Text), most)
+	w.Body, d.Truncated = cut(clean(safe.Text), most)
 	for _, l := range safe.Left {
-		d.Warnings = append(d.Warnings, "left out here: "+l)
+		w.Warnings = append(w.Warnings, clean("left out here: "+l))
 	}
-	d.ReplyTo = append(d.ReplyTo, cleanAll(r.ReplyTo)...)
-	d.Warnings = append(d.Warnings, cleanAll(r.Notes)...)
+	w.ReplyTo = append(w.ReplyTo, cleanAll(r.ReplyTo)...)
+	w.Warnings = append(w.Warnings, cleanAll(r.Notes)...)
+	if m.Direction == message.In {
+		w.Warnings = append(w.Warnings, cleanAll(p.Brought())...)
+	}
+	w.Headers, w.HeadersLeftOut = headersOf(p)
 	files := m.Attachments // the first of many, as in a list
 	if len(r.Attachments) > len(files) {
 		files = r.Attachments
 	}
 	for _, a := range files {
-		d.Attachments = append(d.Attachments, fileInfo{Name: clean(a.Name), ContentType: clean(a.ContentType), Size: a.Size, SHA256: a.SHA256})
+		w.Attachments = append(w.Attachments, fileInfo{Name: clean(a.Name), ContentType: clean(a.ContentType), Size: a.Size, SHA256: a.SHA256})
 	}
-	d.Security = securityOf(m.Security, f)
-	d.Body = f.Wrap(text)
-	return d, text
+	d.Security, w.Findings = securityOf(m.Security)
+	d.Untrusted = scan.Enclose(f, w)
+	return d
 }
 
-func (d *messageData) text(f scan.Fence, body string, most int) string {
+func (d *messageData) text(f scan.Fence, most int) string {
 	var b strings.Builder
 	line := func(name string, values ...string) {
 		if v := strings.Join(values, ", "); v != "" {
 			fmt.Fprintf(&b, "%s: %s\n", name, v)
 		}
 	}
+	w := &d.Untrusted.Content
 	line("Id", d.ID)
+	line("Thread", d.ThreadID)
+	line("Labels", d.Labels...)
 	line("Direction", string(d.Direction))
 	line("Date", d.Date)
-	line("From", d.From)
-	line("Reply-To", d.ReplyTo...)
-	line("To", d.To...)
-	line("Cc", d.Cc...)
-	line("Subject", d.Subject)
-	line("Message-ID", d.MessageID)
-	for _, a := range d.Attachments {
+	line("From", w.From)
+	line("Reply-To", w.ReplyTo...)
+	line("To", w.To...)
+	line("Cc", w.Cc...)
+	line("Subject", w.Subject)
+	line("Message-ID", w.MessageID)
+	for _, h := range w.Headers {
+		line(h.Name, h.Value)
+	}
+	for _, a := range w.Attachments {
 		line("Attachment", fmt.Sprintf("%s (%s, %d bytes)", a.Name, a.ContentType, a.Size))
 	}
-	for _, w := range d.Warnings {
-		line("Warning", w)
+	for _, x := range w.Warnings {
+		line("Warning", x)
 	}
-	b.WriteString("\n" + body)
+	b.WriteString("\n" + w.Body)
 	if d.Truncated {
 		b.WriteString("\n[…]")
 	}
@@ -285,36 +353,4 @@ func cut(s string, most int) (string, bool) {
 		n++
 	}
 	return s, false
-}
-
-// reading returns what a stored message says, with HTML turned into text and
-// what is hidden in it made visible, as a reviewer would see it.
-func reading(raw []byte) mail.Summary {
-	p, err := mail.Parse(raw)
-	if err != nil { // it is shown as far as it can be read, and says what cannot
-		p = mail.Read(raw)
-		return mail.Summary{Text: p.Text, Notes: p.Warnings}
-	}
-	// A stored message has lost its envelope; one is made from its header.
-	env := mail.Envelope{Raw: raw}
-	if len(p.From) > 0 {
-		if a, err := mail.CheckAddr("from", p.From[0].Addr); err == nil {
-			env.From = a
-		}
-	}
-	for _, list := range [][]mail.Address{p.To, p.Cc} {
-		for _, a := range list {
-			if addr, err := mail.CheckAddr("to", a.Addr); err == nil {
-				env.To = append(env.To, addr)
-			}
-		}
-	}
-	if len(env.To) == 0 {
-		env.To = []string{"undisclosed@recipients.invalid"}
-	}
-	d, err := mail.Describe(env)
-	if err != nil {
-		return mail.Summary{Text: p.Text, Notes: p.Warnings}
-	}
-	return d
 }

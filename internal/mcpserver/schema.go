@@ -17,7 +17,7 @@ import (
 // The properties that several tools have.
 const (
 	inboxProperty = `"inbox": {"type": "string", "maxLength": 320, "description": "Only for a key over several inboxes: the id or address of the one meant. Left out: your own."}`
-	limitProperty = `"limit": {"type": "integer", "minimum": 1, "maximum": 50, "default": 10, "description": "How many, newest first: 1 to 50."}`
+	limitProperty = `"limit": {"type": "integer", "default": 10, "description": "How many, newest first: 1 to 50. A larger number counts as 50. The answer says whether there are more."}`
 	messageID     = `"id": {"type": "string", "description": "The id of a message, msg_…, as email_inbox lists it."}`
 	answeredID    = `"messageId": {"type": "string", "description": "The id of the message that is meant, msg_…, as email_inbox lists it."}`
 	toProperty    = `"to": {"type": "array", "items": {"type": "string"}, "maxItems": 50, "description": "Recipients: \"bob@example.com\" or \"Bob <bob@example.com>\". At most 50 together with cc and bcc."}`

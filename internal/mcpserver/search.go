@@ -17,15 +17,11 @@ func (s *Server) search(ctx context.Context, c caller, in searchArgs) (out reply
 	if in.Q == nil {
 		return out, fmt.Errorf("%w: q: is required", errArgument)
 	}
-	limit, err := limitOf(in.Limit)
-	if err != nil {
-		return out, err
-	}
 	k, err := c.key(ctx, in.Inbox)
 	if err != nil {
 		return out, err
 	}
-	found, err := s.post.Index.Search(ctx, c.who, k, mailbox.Search{Query: *in.Q, Limit: limit})
+	found, err := s.post.Index.Search(ctx, c.who, k, mailbox.Search{Query: *in.Q, Limit: limitOf(in.Limit)})
 	if err != nil {
 		return out, err
 	}
@@ -39,5 +35,5 @@ func (s *Server) search(ctx context.Context, c caller, in searchArgs) (out reply
 	if found.Pending > 0 {
 		head += fmt.Sprintf(" %d messages were not searched yet: repeat the search.", found.Pending)
 	}
-	return listing(found.Messages, head), nil
+	return listing(found.Messages, head, found.Next != ""), nil
 }

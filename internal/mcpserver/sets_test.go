@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -189,7 +190,7 @@ func TestDrafts(t *testing.T) {
 			t.Errorf("list: %+v", r)
 		}
 		r := call(t, cs, "email_draft_get", args{"draftId": id})
-		if r.isErr || !strings.Contains(r.field("body"), "Dear Bob") || r.data["version"] != 1.0 {
+		if r.isErr || words(t, r.data, r.text)["body"] != "Dear Bob" || r.data["version"] != 1.0 {
 			t.Errorf("get: %+v", r)
 		}
 		checkFence(t, r.text)
@@ -218,6 +219,54 @@ func TestDrafts(t *testing.T) {
 			t.Errorf("list: %+v", r)
 		}
 	})
+}
+
+// TestReplyDrafts: a draft that answers a message goes to whom the message names, once
+// it is proposed, and only to a message of one's own inbox.
+func TestReplyDrafts(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	b, key := f.inbox(t, "analyst")
+	_, otherKey := f.inbox(t, "other")
+	f.receive(t, "From: Bob <bob@example.com>\r\nTo: analyst@agents.test, carol@example.com\r\nSubject: Plan\r\nMessage-ID: <1@example.com>\r\n\r\nhello\r\n")
+	cs, other := connect(t, f.srv.Handler(), key, ""), connect(t, f.srv.Handler(), otherKey, "")
+	who, _ := f.sandbox(t, b.ID)
+	inside := connect(t, f.srv.HandlerFor(who), "", "")
+	id := call(t, cs, "email_inbox", nil).data["messages"].([]any)[0].(map[string]any)["id"].(string)
+	with := func(more args) args {
+		a := args{"replyTo": id, "to": []string{}, "subject": "", "body": "Yes."}
+		maps.Copy(a, more)
+		return a
+	}
+	draft := call(t, cs, "email_draft_create", with(args{"replyAll": true})).field("draftId")
+	if r := call(t, cs, "email_draft_get", args{"draftId": draft}); r.field("replyTo") != id {
+		t.Errorf("the draft answers %q, want %s", r.field("replyTo"), id)
+	}
+	r := call(t, cs, "email_draft_update", args{"draftId": draft, "version": 1, "to": []string{"eve@example.com"}, "subject": "", "body": "No."})
+	if !r.isErr || !strings.HasPrefix(r.text, "to: must be []") {
+		t.Errorf("an update with another recipient: %+v", r)
+	}
+	r = call(t, cs, "email_draft_send", args{"draftId": draft})
+	if r.isErr || r.field("status") != "pending_approval" {
+		t.Fatalf("send: %+v", r)
+	}
+	if env, m := f.sent(t, r.field("actionId")); len(env.To) != 2 || m.Subject != "Re: Plan" || len(m.InReplyTo) != 1 || m.InReplyTo[0] != "<1@example.com>" {
+		t.Errorf("it would go to %q as %q, in reply to %q", env.To, m.Subject, m.InReplyTo)
+	}
+	for name, tt := range map[string]struct {
+		cs   *mcp.ClientSession
+		args args
+		want string
+	}{
+		"another inbox's message": {other, with(nil), "not found"},
+		"a sandbox without a key": {inside, with(nil), "X-Postern-Inbox-Key"},
+		"with a recipient":        {cs, with(args{"to": []string{"eve@example.com"}}), "to: must be []"},
+		"an address":              {cs, with(args{"replyTo": "bob@example.com"}), "replyTo: is not an id"},
+		"quote without a message": {cs, with(args{"replyTo": "", "quote": true}), "need replyTo"},
+	} {
+		if r := call(t, tt.cs, "email_draft_create", tt.args); !r.isErr || !strings.Contains(r.text, tt.want) {
+			t.Errorf("%s: %+v, want %q", name, r, tt.want)
+		}
+	}
 }
 
 // TestEdit: who changes a proposal has it asked anew, and may not change what is

@@ -9,6 +9,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/scan"
 )
 
 // sendData is what tools answer that propose something.
@@ -18,9 +19,17 @@ type sendData struct {
 	ActionID   string          `json:"actionId"`
 	ApprovalID string          `json:"approvalId" jsonschema:"the same id: an action is what is approved"`
 	Message    string          `json:"message"`
-	Files      []fileInfo      `json:"attachments,omitempty" jsonschema:"what is attached, as it would leave"`
 	Expires    string          `json:"expiresAt,omitempty" jsonschema:"when it is denied if nobody decided by then"`
 	Replayed   bool            `json:"replayed,omitempty" jsonschema:"the same call was made before, and this is its answer"`
+	// Untrusted is nil where there is nothing of the kind.
+	Untrusted *scan.Enclosed[sendWords] `json:"untrusted,omitempty" jsonschema:"files and a note, between the marks of a fence: names and addresses may be other people's"`
+}
+
+// sendWords is what an answer to a proposal says in words that may be another's: a
+// message that is answered or passed on has names of files, and addresses.
+type sendWords struct {
+	Note  string     `json:"note,omitempty" jsonschema:"what the person who decides is told besides"`
+	Files []fileInfo `json:"attachments,omitempty" jsonschema:"what is attached, as it would leave"`
 }
 
 func proposed(p mailbox.Proposed) reply[sendData] {
@@ -48,14 +57,23 @@ func proposed(p mailbox.Proposed) reply[sendData] {
 	if p.Replayed {
 		out.Message = "You have made this call before, with the same idempotencyKey: this is its answer, nothing new was proposed. " + out.Message
 	}
-	if p.Note != "" && !p.Replayed {
-		out.Message += " The person who decides is told: " + clean(p.Note) + "."
+	w := sendWords{Files: filesOf(p.Payload)}
+	if !p.Replayed {
+		w.Note = clean(p.Note)
 	}
-	var text strings.Builder
+	var text, words strings.Builder
 	fmt.Fprintf(&text, "%s\nstatus: %s\nactionId: %s\napprovalId: %s", out.Message, out.Status, out.ActionID, out.ApprovalID)
-	out.Files = filesOf(p.Payload)
-	for _, f := range out.Files {
-		fmt.Fprintf(&text, "\nattached: %s (%s, %d bytes, sha256 %s)", f.Name, f.ContentType, f.Size, f.SHA256)
+	if w.Note != "" {
+		fmt.Fprintf(&words, "The person who decides is told: %s\n", w.Note)
+	}
+	for _, f := range w.Files {
+		fmt.Fprintf(&words, "attached: %s (%s, %d bytes, sha256 %s)\n", f.Name, f.ContentType, f.Size, f.SHA256)
+	}
+	if words.Len() > 0 {
+		f := scan.NewFence()
+		e := scan.Enclose(f, w)
+		out.Untrusted = &e
+		text.WriteString("\n" + f.Notice() + "\n" + f.Wrap(words.String()))
 	}
 	return reply[sendData]{Text: text.String(), Data: out}
 }
@@ -112,7 +130,6 @@ type statusData struct {
 	State      oversight.State `json:"state" jsonschema:"scheduled, pending, denied, approved, executing, done, failed, unknown or cancelled"`
 	Message    string          `json:"message"`
 	Reason     string          `json:"reason,omitempty" jsonschema:"the reviewer's, or the policy's"`
-	Detail     string          `json:"detail,omitempty" jsonschema:"what the delivery brought"`
 	Missing    string          `json:"missing,omitempty" jsonschema:"of a pending one: what it waits for, such as 1 of 2 approvals"`
 	Approvals  int             `json:"approvals" jsonschema:"people who have approved it as it is"`
 	Approvers  int             `json:"approvers" jsonschema:"people who must approve it, if anybody must"`
@@ -121,6 +138,14 @@ type statusData struct {
 	DecidedAt  string          `json:"decidedAt,omitempty"`
 	SendAt     string          `json:"sendAt,omitempty" jsonschema:"it leaves no sooner"`
 	ExpiresAt  string          `json:"expiresAt,omitempty" jsonschema:"of a pending one: when it is denied if nobody decided by then"`
+	// Untrusted is nil where there is no detail.
+	Untrusted *scan.Enclosed[resultWords] `json:"untrusted,omitempty" jsonschema:"what the delivery brought, between the marks of a fence: other servers say it"`
+}
+
+// resultWords is what came of an action, in words of the servers that took a message
+// or refused it.
+type resultWords struct {
+	Detail string `json:"detail"`
 }
 
 type commentData struct {
@@ -249,10 +274,9 @@ func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 	if a.Kind != mailbox.SendKind {
 		d.Message = doing(a, d.Message)
 	}
-	d.Detail = clean(a.ResultForProposer())
 	var text strings.Builder
 	fmt.Fprintf(&text, "status: %s\nstate: %s\n%s", d.Status, d.State, d.Message)
-	for _, l := range []struct{ name, value string }{{"missing", d.Missing}, {"expires", d.ExpiresAt}, {"reason", d.Reason}, {"detail", d.Detail}} {
+	for _, l := range []struct{ name, value string }{{"missing", d.Missing}, {"expires", d.ExpiresAt}, {"reason", d.Reason}} {
 		if l.value != "" {
 			text.WriteString("\n" + l.name + ": " + l.value)
 		}
@@ -260,6 +284,13 @@ func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 	for _, r := range said {
 		d.Comments = append(d.Comments, commentData{stamp(r.At), clean(r.Text)})
 		text.WriteString("\ncomment of a reviewer: " + clean(r.Text))
+	}
+	if detail := clean(a.ResultForProposer()); detail != "" {
+		// The attack: a server refuses a message with words to the agent.
+		f := scan.NewFence()
+		e := scan.Enclose(f, resultWords{detail})
+		d.Untrusted = &e
+		text.WriteString("\n" + f.Notice() + "\n" + f.Wrap("detail: "+detail))
 	}
 	return reply[statusData]{Text: text.String(), Data: d}
 }

@@ -69,7 +69,8 @@ func (r *threadRef) show(ctx context.Context, s *Server, c caller, o *mailbox.Ou
 		if err != nil {
 			return err
 		}
-		d, text := readingOf(m, raw, f, maxShownText)
+		d := readingOf(m, raw, f, maxShownText)
+		w := &d.Untrusted.Content
 		which := "received"
 		if m.Direction != message.In {
 			which = "sent"
@@ -77,7 +78,7 @@ func (r *threadRef) show(ctx context.Context, s *Server, c caller, o *mailbox.Ou
 		fmt.Fprintf(&b, "Message %d of %d, %s %s\n", left+i+1, len(ms), which, m.At.UTC().Format(time.RFC1123))
 		// Each line that somebody wrote begins with a mark. The attack: a message
 		// whose text goes on like the next message's beginning, from somebody else.
-		quoted(&b, "From: "+d.From+"\nTo: "+strings.Join(d.To, ", ")+"\nSubject: "+d.Subject+"\n\n"+text)
+		quoted(&b, "From: "+w.From+"\nTo: "+strings.Join(w.To, ", ")+"\nSubject: "+w.Subject+"\n\n"+w.Body)
 		if d.Truncated {
 			b.WriteString("(the rest of it is left out)\n")
 		}
@@ -159,9 +160,9 @@ func (s *Server) thread(ctx context.Context, c caller, in messageArgs) (out repl
 		if err != nil {
 			return out, err
 		}
-		one, text := readingOf(m, raw, f, maxThreadText)
+		one := readingOf(m, raw, f, maxThreadText)
 		d.Messages = append(d.Messages, one)
-		b.WriteString(one.text(f, text, maxThreadText) + "\n\n")
+		b.WriteString(one.text(f, maxThreadText) + "\n\n")
 	}
 	head := fmt.Sprintf("Thread %s, %d messages, oldest first.", id, len(d.Messages))
 	if d.LeftOut > 0 {

@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"unicode"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -24,6 +23,7 @@ import (
 	"postern/internal/quota"
 	"postern/internal/run"
 	"postern/internal/sandbox"
+	"postern/internal/scan"
 	"postern/internal/store"
 )
 
@@ -168,14 +168,4 @@ func checkID(field, prefix, id string) error {
 
 // clean shows what is not seen. The attack: characters that a person does not
 // see (tags, variation selectors, zero width, text direction) and a model reads.
-func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n' || r == '\t' || r == 0x200c || r == 0x200d: // the joiners are in names and emoji
-			return r
-		case unicode.Is(unicode.Cc, r), unicode.Is(unicode.Cf, r), r == 0x2028, r == 0x2029, r >= 0xe0100 && r <= 0xe01ef:
-			return unicode.ReplacementChar
-		}
-		return r
-	}, s)
-}
+func clean(s string) string { return scan.Visible(s) }

@@ -140,6 +140,7 @@ func (s *Server) waitForEmail(ctx context.Context, c caller, in waitArgs) (out r
 		return out, err
 	}
 	var ms []message.Message
+	more := false
 	err = s.await(ctx, c, k.Inbox(), most, func() (bool, error) {
 		var es []event.Event
 		err := s.db.View(ctx, func(tx *store.Tx) (err error) {
@@ -154,7 +155,7 @@ func (s *Server) waitForEmail(ctx context.Context, c caller, in waitArgs) (out r
 		if err != nil {
 			return false, err
 		}
-		last = es[len(es)-1].Seq
+		last, more = es[len(es)-1].Seq, len(es) == maxArrivals
 		for _, e := range es {
 			m, err := s.post.Listed(ctx, c.who, k, e.Object)
 			if errors.Is(err, store.ErrNotFound) { // it is gone already
@@ -175,7 +176,7 @@ func (s *Server) waitForEmail(ctx context.Context, c caller, in waitArgs) (out r
 	if len(ms) == 0 {
 		head = fmt.Sprintf("Nothing arrived in %d seconds. To wait on call wait_for_email with after %q.", seconds, after)
 	}
-	l := listing(ms, head)
+	l := listing(ms, head, more)
 	out.Text, out.Data = l.Text, arrivedData{l.Data, after, len(ms) == 0}
 	return out, nil
 }
