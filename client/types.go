@@ -218,6 +218,8 @@ const (
 	ModeMonitored           = api.ModeMonitored
 	ModeAutonomous          = api.ModeAutonomous
 	ScopeRead               = api.ScopeRead
+	ScopeDraft              = api.ScopeDraft
+	ScopeSend               = api.ScopeSend
 	ScopePropose            = api.ScopePropose
 	ScopeFull               = api.ScopeFull
 	ScopeRecover            = api.ScopeRecover

@@ -249,7 +249,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if d.notify, err = d.newNotifier(lis, client); err != nil {
 		return err
 	}
-	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Book: d.book, Notify: d.notify, Secrets: d.secrets, Permits: d.permits, Denials: d.denials, Traces: d.traces, Commands: d.commands, Runs: d.runs, Exports: d.exports, Prover: d.prover, Signup: d.conf.Signup})
+	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Book: d.book, Notify: d.notify, Secrets: d.secrets, Permits: d.permits, Denials: d.denials, Traces: d.traces, Commands: d.commands, Runs: d.runs, Exports: d.exports, Prover: d.prover, Tools: mcpserver.ToolNames(), Signup: d.conf.Signup})
 	public := notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys, Runs: d.runKeys}
 	if d.issuer != nil {
 		public.Issuer = d.issuer

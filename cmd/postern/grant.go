@@ -28,6 +28,7 @@ Examples:
 func grantCommand() *command {
 	var k keyed
 	var name, scope, expires string
+	var tools []string
 	return &command{
 		use: "grant", short: "let a program into several inboxes for a time", long: grantHelp,
 		flags: k.flags,
@@ -36,20 +37,21 @@ func grantCommand() *command {
 				use: "create", short: "make a grant over the inbox",
 				flags: func(fs *pflag.FlagSet) {
 					fs.StringVar(&name, "name", "", "what to call it")
-					fs.StringVar(&scope, "scope", "read", "read, or propose (read and propose to send)")
+					toolsFlag(fs, &tools)
+					fs.StringVar(&scope, "scope", "read", "`scopes`, separated by commas: read (opens mail), draft (writes drafts), send (proposes, opens nothing)")
 					fs.StringVar(&expires, "expires", "", "when it ends, as 36h, 30d or a `time`")
 				},
 				run: k.withKey(func(ctx context.Context, l *local, path string, args []string, out *output) error {
 					if err := noArgs(args); err != nil {
 						return err
 					}
-					return newCredential(ctx, l, out, path+"/grants", name, scope, expires)
+					return newCredential(ctx, l, out, path+"/grants", name, scope, expires, tools)
 				}),
 			},
 			{
 				use: "extend GRANT", short: "add the inbox to a grant",
 				flags: func(fs *pflag.FlagSet) {
-					fs.StringVar(&scope, "scope", "read", "read, or propose (read and propose to send)")
+					fs.StringVar(&scope, "scope", "read", "`scopes`, separated by commas: read (opens mail), draft (writes drafts), send (proposes, opens nothing)")
 					fs.StringVar(&expires, "expires", "", "when it ends, as 36h, 30d or a `time`")
 				},
 				run: k.withKey(func(ctx context.Context, l *local, path string, args []string, out *output) error {
@@ -61,7 +63,7 @@ func grantCommand() *command {
 					if err != nil {
 						return err
 					}
-					body := map[string]any{"grant": id, "scope": scope}
+					body := map[string]any{"grant": id, "scope": scopesOf(scope)}
 					if t != nil {
 						body["expires_at"] = t
 					}

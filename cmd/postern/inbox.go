@@ -59,6 +59,7 @@ type inboxTool struct {
 	keyed
 
 	mode, name, display, expires, scope, reason string
+	tools                                       []string
 
 	maxBytes     int64
 	recovery     bool
@@ -135,17 +136,19 @@ IDs, never the keys themselves.` + "\n" + keyedHelp,
 		below: []*command{
 			{
 				use: "add", short: "make another key",
-				example: `POSTERN_INBOX_KEY=pib_... postern inbox key add --name laptop --scope read`,
+				example: `POSTERN_INBOX_KEY=pib_... postern inbox key add --name laptop --scope read
+POSTERN_INBOX_KEY=pib_... postern inbox key add --name reporter --scope send,draft --tools email_send,email_draft_create`,
 				flags: func(fs *pflag.FlagSet) {
 					fs.StringVar(&n.name, "name", "", "`name` of the key, for people")
-					fs.StringVar(&n.scope, "scope", "", "`scope`: read, propose (read and propose to send) or full (also manage keys) (default: full)")
+					fs.StringVar(&n.scope, "scope", "", "`scopes`, separated by commas: read (opens mail), draft (writes drafts), send (proposes, opens nothing), or full (all, and manages keys) (default: full)")
+					toolsFlag(fs, &n.tools)
 					n.expiresFlag(fs, "when the key ends, as 36h, 30d or a `time` (default: never)")
 				},
 				run: n.withKey(func(ctx context.Context, l *local, path string, args []string, out *output) error {
 					if err := noArgs(args); err != nil {
 						return err
 					}
-					return newCredential(ctx, l, out, path+"/keys", n.name, n.scope, n.expires)
+					return newCredential(ctx, l, out, path+"/keys", n.name, n.scope, n.expires, n.tools)
 				}),
 			},
 			{use: "list", short: "list keys", lists: true, run: n.withKey(listKeys)},
@@ -389,11 +392,22 @@ func restoreInbox(ctx context.Context, l *local, args []string, out *output) err
 
 func printNewCredential(out *output, p api.Credential) error {
 	if p.Key == "" {
-		_, err := fmt.Fprintf(out, "%s  %s, %s, ends %s\n", p.ID, p.Kind, p.Scope, orNever(p.ExpiresAt))
+		_, err := fmt.Fprintf(out, "%s  %s, %s%s, ends %s\n", p.ID, p.Kind, p.Scope, limits(p), orNever(p.ExpiresAt))
 		return err
 	}
-	_, err := fmt.Fprintf(out, "%s  %s, %s, ends %s\n%s\n%s\n", p.ID, p.Kind, p.Scope, orNever(p.ExpiresAt), p.Key, p.Notice)
+	_, err := fmt.Fprintf(out, "%s  %s, %s%s, ends %s\n%s\n%s\n", p.ID, p.Kind, p.Scope, limits(p), orNever(p.ExpiresAt), p.Key, p.Notice)
 	return err
+}
+
+// limits says how many tools a credential is limited to.
+func limits(p api.Credential) string {
+	switch len(p.Tools) {
+	case 0:
+		return ""
+	case 1:
+		return ", 1 tool"
+	}
+	return fmt.Sprintf(", %d tools", len(p.Tools))
 }
 
 func printCredentials(out *output, list []api.Credential, inbox bool) error {
@@ -402,7 +416,7 @@ func printCredentials(out *output, list []api.Credential, inbox bool) error {
 		rows[0] = append(rows[0], "INBOX")
 	}
 	for _, p := range list {
-		row := []string{p.ID, p.Kind, string(p.Scope), cell(p.Name), ago(p.CreatedAt), agoOrNever(p.UsedAt), in(p.ExpiresAt)}
+		row := []string{p.ID, p.Kind, string(p.Scope) + limits(p), cell(p.Name), ago(p.CreatedAt), agoOrNever(p.UsedAt), in(p.ExpiresAt)}
 		if inbox {
 			row = append(row, p.Inbox)
 		}
@@ -411,13 +425,21 @@ func printCredentials(out *output, list []api.Credential, inbox bool) error {
 	return out.rows(list, rows)
 }
 
-func newCredential(ctx context.Context, l *local, out *output, path, name, scope, expires string) error {
+// toolsFlag is the flag for the only tools that a credential may call.
+func toolsFlag(fs *pflag.FlagSet, tools *[]string) {
+	fs.StringSliceVar(tools, "tools", nil, "the only `tools` that it may call, separated by commas, such as email_send (default: all that its scopes permit)")
+}
+
+// scopesOf returns the scopes of a flag, which commas separate.
+func scopesOf(flag string) api.Scope { return api.Scope(strings.ReplaceAll(flag, ",", " ")) }
+
+func newCredential(ctx context.Context, l *local, out *output, path, name, scope, expires string, tools []string) error {
 	t, err := moment("expires", expires)
 	if err != nil {
 		return err
 	}
 	var made api.Credential
-	if err := l.call(ctx, "POST", path, api.NewKey{Name: name, Scope: api.Scope(scope), ExpiresAt: t}, &made); err != nil {
+	if err := l.call(ctx, "POST", path, api.NewKey{Name: name, Scope: scopesOf(scope), ExpiresAt: t, Tools: tools}, &made); err != nil {
 		return err
 	}
 	return printNewCredential(out, made)

@@ -2,15 +2,17 @@ package api
 
 import "time"
 
-// A Scope is what a credential may do in one inbox. Each scope includes those
-// before it, except [ScopeRecover], which does one thing only.
+// A Scope is what a credential may do in one inbox: one of these, or several that are
+// separated by spaces.
 type Scope string
 
 // The scopes.
 const (
-	ScopeRead    Scope = "read"    // read mail
-	ScopePropose Scope = "propose" // and propose to send
-	ScopeFull    Scope = "full"    // and manage the inbox, its keys and its grants
+	ScopeRead    Scope = "read"    // open mail and drafts
+	ScopeDraft   Scope = "draft"   // write, replace and delete drafts
+	ScopeSend    Scope = "send"    // propose what is sent or changed; opens nothing
+	ScopePropose Scope = "propose" // the former name of read, draft and send together
+	ScopeFull    Scope = "full"    // all of these, and manage the inbox, its keys and its grants
 	ScopeRecover Scope = "recover" // make a new key of the inbox: recovery keys only
 )
 
@@ -28,7 +30,9 @@ type Credential struct {
 	Inbox     string     `json:"inbox"` // id of the inbox
 	Kind      string     `json:"kind"`  // key, grant or recovery
 	Name      string     `json:"name"`
-	Scope     Scope      `json:"scope"`
+	Scope     Scope      `json:"scope"`  // propose for read, draft and send together
+	Scopes    []Scope    `json:"scopes"` // the same as a list: full or recover alone, or some of read, draft and send
+	Tools     []string   `json:"tools"`  // the only tools that it may call; empty: all that its scopes permit
 	CreatedAt time.Time  `json:"created_at"`
 	CreatedBy string     `json:"created_by"` // a principal; empty: not known
 	UsedAt    *time.Time `json:"used_at"`    // last use, accurate to ten minutes; nil: never
@@ -53,7 +57,9 @@ type GrantList struct {
 // A NewKey asks for a key of an inbox.
 type NewKey struct {
 	Name      string     `json:"name,omitempty"`       // for people
-	Scope     Scope      `json:"scope,omitempty"`      // empty: full for a key, read for a grant
+	Scope     Scope      `json:"scope,omitempty"`      // empty, with Scopes empty: full for a key, read for a grant
+	Scopes    []Scope    `json:"scopes,omitempty"`     // the same as a list
+	Tools     []string   `json:"tools,omitempty"`      // the only tools that it may call; empty: all; not with scope full
 	ExpiresAt *time.Time `json:"expires_at,omitempty"` // nil: never; a grant needs one, at most 366 days ahead
 }
 

@@ -149,7 +149,7 @@ func TestConstantsAreTheDescribedOnes(t *testing.T) {
 	}{
 		{"Mode", "", []any{api.ModeReadOnly, api.ModeGatedAll, api.ModeGatedSend, api.ModeMonitored, api.ModeAutonomous}},
 		{"Action", "state", []any{api.StateScheduled, api.StatePending, api.StateDenied, api.StateApproved, api.StateExecuting, api.StateDone, api.StateFailed, api.StateUnknown, api.StateCancelled}},
-		{"Part", "scope", []any{api.ScopeRead, api.ScopePropose, api.ScopeFull, api.ScopeRecover}},
+		{"Scope", "", []any{api.ScopeRead, api.ScopeDraft, api.ScopeSend, api.ScopePropose, api.ScopeFull, api.ScopeRecover}},
 		{"Part", "kind", []any{api.CredentialKey, api.CredentialGrant, api.CredentialRecovery}},
 		{"Message", "direction", []any{api.DirectionIn, api.DirectionOut}},
 		{"Compose", "gate_timing", []any{api.GateFirst, api.ScheduleFirst}},

@@ -10,6 +10,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
+	"sync"
 	"time"
 )
 
@@ -59,6 +62,27 @@ type Principal struct {
 	Operator bool      // of a Person: connected over the local socket; no name implies this
 	Template string    // of a Sandbox: the template it was started from; else empty
 	Bench    bool      // of a Sandbox: the steps of a build run in it
+	Tools    string    // of an Agent or a Grant: the only tools that it may call, separated by spaces; empty means all
+}
+
+var toolName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`) })
+
+// ToolName reports whether s has the form of a tool's name.
+func ToolName(s string) bool { return toolName().MatchString(s) }
+
+// MayCall returns an error that wraps [ErrForbidden] unless p's key may call a tool.
+// Every door that serves tools under their names asks it; other requests follow the
+// scopes of the key.
+func (p Principal) MayCall(tool string) error {
+	if p.Tools == "" {
+		return nil
+	}
+	for name := range strings.FieldsSeq(p.Tools) {
+		if name == tool {
+			return nil
+		}
+	}
+	return fmt.Errorf("this key may not call %s, only %s: %w", tool, strings.Join(strings.Fields(p.Tools), ", "), ErrForbidden)
 }
 
 // A Role says what a person may do in their project. The zero Role has the rights

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 
@@ -130,6 +131,7 @@ type Credential struct {
 	Used      time.Time // last use, with a resolution of [usedResolution]; zero means never
 	Expires   time.Time // zero means never
 	Account   bool      // of a Grant: it gets access to each inbox that it creates
+	Tools     []string  // the only tools that it may call; empty means all, see [Principal.MayCall]
 }
 
 // NewCredential creates an inbox key, a grant or a recovery key. The key cannot
@@ -154,9 +156,9 @@ func NewCredential(ctx context.Context, tx *store.Tx, c Credential) (id string, 
 func insertCredential(ctx context.Context, tx *store.Tx, c Credential, key Secret) (string, error) {
 	id := "crd_" + rand.Text()
 	_, err := tx.ExecContext(ctx,
-		`insert into credential (id, project_id, kind, inbox_id, hash, created_at, revoked_at, name, expires_at, used_at, created_by, account)
-		values ($1, $2, $3, $4, $5, $6, 0, $7, $8, 0, $9, $10)`,
-		id, c.Project, c.Kind, c.Inbox, key.hash(), store.Time(time.Now()), c.Name, store.Time(c.Expires), c.CreatedBy, c.Account)
+		`insert into credential (id, project_id, kind, inbox_id, hash, created_at, revoked_at, name, expires_at, used_at, created_by, account, tools)
+		values ($1, $2, $3, $4, $5, $6, 0, $7, $8, 0, $9, $10, $11)`,
+		id, c.Project, c.Kind, c.Inbox, key.hash(), store.Time(time.Now()), c.Name, store.Time(c.Expires), c.CreatedBy, c.Account, strings.Join(c.Tools, " "))
 	if err != nil {
 		return "", fmt.Errorf("insert credential: %w", err)
 	}
@@ -185,9 +187,9 @@ func CheckKey(ctx context.Context, db *store.DB, key Secret) (Principal, error) 
 	var used int64
 	now := time.Now()
 	// The index is searched by hash, so timing reveals hashes, not keys.
-	err := db.Peek(ctx, `select id, project_id, kind, inbox_id, used_at from credential
+	err := db.Peek(ctx, `select id, project_id, kind, inbox_id, used_at, tools from credential
 		where hash = $1 and revoked_at = 0 and (expires_at = 0 or expires_at > $2)`,
-		[]any{key.hash(), store.Time(now)}, &p.ID, &p.Project, &p.Kind, &p.Inbox, &used)
+		[]any{key.hash(), store.Time(now)}, &p.ID, &p.Project, &p.Kind, &p.Inbox, &used, &p.Tools)
 	if errors.Is(err, store.ErrNotFound) {
 		return Principal{}, ErrUnauthenticated
 	}

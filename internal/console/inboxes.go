@@ -458,14 +458,18 @@ func partMay(p keyring.Part) string {
 	if p.Kind == auth.Recovery {
 		return "create a new key"
 	}
+	may := strings.Join(p.Scope.List(), ", ")
 	switch p.Scope {
-	case seal.Read:
-		return "reads"
 	case seal.Propose:
-		return "read, propose"
+		may = "read, draft, propose"
 	case seal.Manage:
-		return "read, propose, manage"
-	case seal.Recover: // the scope of recovery keys, which the kind covers above
+		may = "read, draft, propose, manage"
+	case seal.Send:
+		may = "propose"
+	case seal.Read, seal.Draft, seal.Recover:
 	}
-	return string(p.Scope)
+	if n := len(p.Tools); n > 0 {
+		may += "; only " + strings.Join(p.Tools, ", ")
+	}
+	return may
 }

@@ -72,7 +72,7 @@ func TestInboxPages(t *testing.T) {
 		}
 	}
 	body := f.get(page).body
-	contains(t, "the inbox", body, "recovery key", "read, propose, manage", "create a new key", `value="1024"`)
+	contains(t, "the inbox", body, "recovery key", "read, draft, propose, manage", "create a new key", `value="1024"`)
 
 	// Settings.
 	if a := f.submit(page+"/settings", url.Values{"display": {"R"}, "expires": {"2999-12-31"}, "megabytes": {"20"}}); a.status != http.StatusSeeOther {

@@ -33,6 +33,9 @@ var (
 // one wrapping per epoch whenever the inbox is re-keyed.
 const maxKeys = 100
 
+// maxTools bounds the tools that a key names.
+const maxTools = 100
+
 // MaxGrant is the longest lifetime of a grant. A grant that is still needed is
 // created again, so that a person reviews it at least once a year.
 const MaxGrant = 366 * 24 * time.Hour
@@ -49,9 +52,10 @@ type Part struct {
 	Used       time.Time // when the credential was last used, to ten minutes; zero means never
 	Expires    time.Time // zero means never
 	Account    bool      // the grant is an account: it becomes a member of each inbox that it creates
+	Tools      []string  // the only tools that it may call; empty means all that its scope permits
 }
 
-const partColumns = `k.credential_id, k.inbox_id, c.kind, c.name, k.scope, k.created_at, c.created_at, k.created_by, c.used_at, k.expires_at, c.expires_at, c.account`
+const partColumns = `k.credential_id, k.inbox_id, c.kind, c.name, k.scope, k.created_at, c.created_at, k.created_by, c.used_at, k.expires_at, c.expires_at, c.account, c.tools`
 
 // parts returns the parts that match a condition in SQL, oldest first. Parts of
 // revoked credentials are left out.
@@ -65,9 +69,11 @@ func parts(ctx context.Context, tx *store.Tx, where string, args ...any) (out []
 	for rows.Next() {
 		var p Part
 		var created, made, used, expires, ends int64
-		if err := rows.Scan(&p.Credential, &p.Inbox, &p.Kind, &p.Name, &p.Scope, &created, &made, &p.CreatedBy, &used, &expires, &ends, &p.Account); err != nil {
+		var tools string
+		if err := rows.Scan(&p.Credential, &p.Inbox, &p.Kind, &p.Name, &p.Scope, &created, &made, &p.CreatedBy, &used, &expires, &ends, &p.Account, &tools); err != nil {
 			return nil, fmt.Errorf("list keys: %w", err)
 		}
+		p.Tools = strings.Fields(tools)
 		if created == 0 { // an old row, from before this column existed
 			created = made
 		}
@@ -129,6 +135,7 @@ type NewKey struct {
 	Name    string     // what a person calls it, at most 100 characters; may be empty
 	Scope   seal.Scope // empty means manage for a key, read for a grant
 	Expires time.Time  // zero means never; a grant must have an end, MaxGrant away at most
+	Tools   []string   // the only tools that it may call; empty means all that its scope permits
 }
 
 // check returns an error that wraps [directory.ErrInvalid] and names the first
@@ -138,11 +145,32 @@ func (n *NewKey) check() error {
 	case !utf8.ValidString(n.Name) || utf8.RuneCountInString(n.Name) > 100 || strings.ContainsFunc(n.Name, func(r rune) bool { return !unicode.IsPrint(r) }):
 		return fmt.Errorf("%w: name: must be at most 100 printable characters", directory.ErrInvalid)
 	case !n.Scope.Valid():
-		return fmt.Errorf("%w: scope: must be one of %v", directory.ErrInvalid, seal.Scopes)
+		return fmt.Errorf("%w: scope: must be some of %v, separated by spaces", directory.ErrInvalid, seal.Scopes)
 	case !n.Expires.IsZero() && !n.Expires.After(time.Now()):
 		return fmt.Errorf("%w: expires_at: must be in the future", directory.ErrInvalid)
+	case len(n.Tools) > 0 && n.Scope == seal.Manage:
+		// The attack: it makes itself another key, without the limit.
+		return fmt.Errorf("%w: tools: a key with scope %s may call every tool: choose other scopes too", directory.ErrInvalid, seal.Manage)
+	case len(n.Tools) > maxTools:
+		return fmt.Errorf("%w: tools: must be at most %d", directory.ErrInvalid, maxTools)
 	}
+	for i, t := range n.Tools {
+		if !auth.ToolName(t) {
+			return fmt.Errorf("%w: tools[%d]: must be the name of a tool, such as email_send", directory.ErrInvalid, i)
+		}
+	}
+	slices.Sort(n.Tools)
+	n.Tools = slices.Compact(n.Tools)
 	return nil
+}
+
+// fields adds to f what the audit records of a new key.
+func (n *NewKey) fields(f audit.Fields) audit.Fields {
+	f["scope"], f["ends"] = string(n.Scope), ends(n.Expires)
+	if len(n.Tools) > 0 {
+		f["tools"] = strings.Join(n.Tools, " ")
+	}
+	return f
 }
 
 // hold locks the inbox of k, opens it again for who, and calls f with the
@@ -197,9 +225,10 @@ func room(ctx context.Context, tx *store.Tx, inbox string) error {
 }
 
 // issue creates a credential that opens b with scope s, and returns its ID and
-// the secret, which is not stored. K holds the keys of b to wrap for it.
+// the secret, which is not stored. K holds the keys of b to wrap for it; it may be nil
+// if s opens no mail.
 func issue(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, k *seal.Key, c auth.Credential, s seal.Scope) (string, auth.Secret, error) {
-	if err := room(ctx, tx, k.Inbox()); err != nil {
+	if err := room(ctx, tx, b.ID); err != nil {
 		return "", "", err
 	}
 	c.Project, c.CreatedBy = b.Project, who.String()
@@ -246,14 +275,14 @@ func (r *Ring) Add(ctx context.Context, who auth.Principal, k *seal.Key, n NewKe
 	}
 	err = r.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b directory.Inbox, k *seal.Key) error {
 		var id string
-		id, key, err = issue(ctx, tx, who, b, k, auth.Credential{Kind: auth.Agent, Inbox: b.ID, Name: n.Name, Expires: n.Expires}, n.Scope)
+		id, key, err = issue(ctx, tx, who, b, k, auth.Credential{Kind: auth.Agent, Inbox: b.ID, Name: n.Name, Expires: n.Expires, Tools: n.Tools}, n.Scope)
 		if err != nil {
 			return err
 		}
 		if p, err = onePart(ctx, tx, b.ID, id); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, audit.InboxKeyAdd, b.ID, audit.Fields{"credential": id, "scope": string(n.Scope), "ends": ends(n.Expires)})
+		return audit.Append(ctx, tx, who, audit.InboxKeyAdd, b.ID, n.fields(audit.Fields{"credential": id}))
 	})
 	return p, key, err
 }
@@ -336,32 +365,58 @@ func (r *Ring) Rotate(ctx context.Context, who auth.Principal, k *seal.Key, id s
 		want = seal.Read
 	}
 	err = r.hold(ctx, who, k, want, func(tx *store.Tx, b directory.Inbox, k *seal.Key) error {
-		old, err := onePart(ctx, tx, b.ID, id)
-		if err != nil {
-			return err
-		}
-		if old.Kind == auth.Grant {
-			return fmt.Errorf("%w: a grant cannot be rotated: revoke it and create another", directory.ErrInvalid)
-		}
-		var fresh string
-		fresh, key, err = issue(ctx, tx, who, b, k, auth.Credential{Kind: old.Kind, Inbox: b.ID, Name: old.Name, Expires: old.Expires}, old.Scope)
-		if err != nil {
-			return err
-		}
-		// The old key is dropped before the re-keying, so that it does not open
-		// the new epoch.
-		if err := r.drop(ctx, tx, who, old, "rotation"); err != nil {
-			return err
-		}
-		if _, err := r.rekey(ctx, tx, who, b); err != nil {
-			return err
-		}
-		if p, err = onePart(ctx, tx, b.ID, fresh); err != nil {
-			return err
-		}
-		return audit.Append(ctx, tx, who, audit.InboxKeyRotate, b.ID, audit.Fields{"credential": fresh, "replaces": id})
+		p, key, err = r.replace(ctx, tx, who, b, k, id)
+		return err
 	})
 	return p, key, err
+}
+
+// RotateClosed is [Ring.Rotate] for a key whose scope opens no mail: who replaces the
+// key of its own that it shows.
+func (r *Ring) RotateClosed(ctx context.Context, who auth.Principal, id string) (p Part, key auth.Secret, err error) {
+	if who.Kind != auth.Agent || id != who.ID {
+		return Part{}, "", fmt.Errorf("this key rotates itself alone: %w", auth.ErrForbidden)
+	}
+	err = r.db.Update(ctx, func(tx *store.Tx) error {
+		if err := lockInbox(ctx, tx, who.Inbox); err != nil {
+			return err
+		}
+		b, s, err := r.ReachIn(ctx, tx, who, "") // read behind the lock
+		if err != nil {
+			return err
+		}
+		if s.Opens() {
+			return fmt.Errorf("this key opens mail, and is rotated as such: %w", auth.ErrForbidden) // unreachable: the scope of a key does not change
+		}
+		p, key, err = r.replace(ctx, tx, who, b, nil, id)
+		return err
+	})
+	return p, key, err
+}
+
+// replace puts a new key in the place of the key id of b. K is nil if that opens no
+// mail. Tx has locked the inbox.
+func (r *Ring) replace(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, k *seal.Key, id string) (p Part, key auth.Secret, err error) {
+	old, err := onePart(ctx, tx, b.ID, id)
+	if err != nil {
+		return Part{}, "", err
+	}
+	if old.Kind == auth.Grant {
+		return Part{}, "", fmt.Errorf("%w: a grant cannot be rotated: revoke it and create another", directory.ErrInvalid)
+	}
+	fresh, key, err := issue(ctx, tx, who, b, k, auth.Credential{Kind: old.Kind, Inbox: b.ID, Name: old.Name, Expires: old.Expires, Tools: old.Tools}, old.Scope)
+	if err != nil {
+		return Part{}, "", err
+	}
+	// The old key is dropped before the re-keying, so that it does not open the new
+	// epoch.
+	if err := r.dropAndRekey(ctx, tx, who, old, "rotation"); err != nil {
+		return Part{}, "", err
+	}
+	if p, err = onePart(ctx, tx, b.ID, fresh); err != nil {
+		return Part{}, "", err
+	}
+	return p, key, audit.Append(ctx, tx, who, audit.InboxKeyRotate, b.ID, audit.Fields{"credential": fresh, "replaces": id})
 }
 
 // Revoke removes a credential from an inbox that who manages, and re-keys the
@@ -396,11 +451,7 @@ func (r *Ring) Revoke(ctx context.Context, who auth.Principal, inbox, id string,
 				return fmt.Errorf("%s: %w", id, ErrLastKey)
 			}
 		}
-		if err := r.drop(ctx, tx, who, p, "revocation"); err != nil {
-			return err
-		}
-		_, err = r.rekey(ctx, tx, who, b)
-		return err
+		return r.dropAndRekey(ctx, tx, who, p, "revocation")
 	})
 }
 
@@ -451,8 +502,8 @@ func (r *Ring) dropAndRekey(ctx context.Context, tx *store.Tx, who auth.Principa
 	if err != nil {
 		return err
 	}
-	if err := r.drop(ctx, tx, who, p, why); err != nil {
-		return err
+	if err := r.drop(ctx, tx, who, p, why); err != nil || !p.Scope.Opens() {
+		return err // what opened nothing needs no new epoch
 	}
 	_, err = r.rekey(ctx, tx, who, b)
 	return err
@@ -514,12 +565,12 @@ func (r *Ring) rekey(ctx context.Context, tx *store.Tx, who auth.Principal, b di
 	return b, audit.Append(ctx, tx, who, audit.InboxRekey, b.ID, audit.Fields{"epoch": strconv.FormatInt(next, 10), "credentials": strconv.Itoa(len(keys))})
 }
 
-// publicKeys returns the public keys of the current members of an inbox by
-// credential ID. A credential from before credentials had key pairs has none
+// publicKeys returns the public keys of the current members of an inbox that open its
+// mail, by credential ID. A credential from before credentials had key pairs has none
 // until its next use; it is then the only member, since adding another requires
 // using it.
 func publicKeys(ctx context.Context, tx *store.Tx, inbox string) (map[string][]byte, error) {
-	rows, err := tx.QueryContext(ctx, `select k.credential_id, k.public_key from inbox_key k join credential c on c.id = k.credential_id
+	rows, err := tx.QueryContext(ctx, `select k.credential_id, k.public_key, k.scope from inbox_key k join credential c on c.id = k.credential_id
 		where k.inbox_id = $1 and c.revoked_at = 0 and (k.expires_at = 0 or k.expires_at > $2) and length(k.public_key) > 0`, inbox, store.Time(time.Now()))
 	if err != nil {
 		return nil, fmt.Errorf("list keys of inbox %s: %w", inbox, err)
@@ -529,10 +580,13 @@ func publicKeys(ctx context.Context, tx *store.Tx, inbox string) (map[string][]b
 	for rows.Next() {
 		var id string
 		var key []byte
-		if err := rows.Scan(&id, &key); err != nil {
+		var scope seal.Scope
+		if err := rows.Scan(&id, &key, &scope); err != nil {
 			return nil, fmt.Errorf("list keys of inbox %s: %w", inbox, err)
 		}
-		out[id] = key
+		if scope.Opens() {
+			out[id] = key
+		}
 	}
 	return out, rows.Err()
 }
@@ -545,7 +599,7 @@ func (n *NewKey) checkGrant() error {
 	}
 	switch {
 	case n.Scope == seal.Manage:
-		return fmt.Errorf("%w: scope: a grant must have scope %s or %s", directory.ErrInvalid, seal.Read, seal.Propose)
+		return fmt.Errorf("%w: scope: a grant must have some of the scopes %s, %s and %s", directory.ErrInvalid, seal.Read, seal.Draft, seal.Send)
 	case n.Expires.IsZero() || n.Expires.After(time.Now().Add(MaxGrant)):
 		return fmt.Errorf("%w: expires_at: a grant must expire, at most %d days from now", directory.ErrInvalid, MaxGrant/(24*time.Hour))
 	}
@@ -563,7 +617,7 @@ func (r *Ring) Grant(ctx context.Context, who auth.Principal, k *seal.Key, n New
 		if room(ctx, tx, b.ID) != nil {
 			return room(ctx, tx, b.ID)
 		}
-		id, secret, err := auth.NewCredential(ctx, tx, auth.Credential{Project: b.Project, Kind: auth.Grant, Name: n.Name, CreatedBy: who.String()})
+		id, secret, err := auth.NewCredential(ctx, tx, auth.Credential{Project: b.Project, Kind: auth.Grant, Name: n.Name, CreatedBy: who.String(), Tools: n.Tools})
 		if err != nil {
 			return err
 		}
@@ -578,7 +632,7 @@ func (r *Ring) Grant(ctx context.Context, who auth.Principal, k *seal.Key, n New
 		if p, err = onePart(ctx, tx, b.ID, id); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, audit.GrantMake, id, audit.Fields{"inbox": b.ID, "scope": string(n.Scope), "ends": ends(n.Expires)})
+		return audit.Append(ctx, tx, who, audit.GrantMake, id, n.fields(audit.Fields{"inbox": b.ID}))
 	})
 	return p, key, err
 }
@@ -614,7 +668,7 @@ func (r *Ring) Extend(ctx context.Context, who auth.Principal, k *seal.Key, gran
 		if p, err = onePart(ctx, tx, b.ID, grant); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, audit.GrantExtend, grant, audit.Fields{"inbox": b.ID, "scope": string(n.Scope), "ends": ends(n.Expires)})
+		return audit.Append(ctx, tx, who, audit.GrantExtend, grant, n.fields(audit.Fields{"inbox": b.ID}))
 	})
 	return p, err
 }

@@ -66,7 +66,13 @@ func May(k *seal.Key, want seal.Scope) error {
 	if k.Allows(want) {
 		return nil
 	}
-	return fmt.Errorf("this key may %s in inbox %s, not %s: %w", k.Scope().Verb(), k.Inbox(), want.Verb(), auth.ErrForbidden)
+	return Lacks(k.Inbox(), k.Scope(), want)
+}
+
+// Lacks returns the error for a key with the scope has in an inbox, where want is
+// needed. It wraps [auth.ErrForbidden].
+func Lacks(inbox string, has, want seal.Scope) error {
+	return fmt.Errorf("this key may %s in inbox %s, not %s: use one of its keys with scope %s: %w", has.Verb(), inbox, want.Verb(), want, auth.ErrForbidden)
 }
 
 // A membership is one credential's row in an inbox: its scope and its public
@@ -136,7 +142,8 @@ func member(ctx context.Context, tx *store.Tx, inbox, credentialID string) (memb
 }
 
 // Open returns the key of an inbox that credential opens. An empty inbox means
-// the one that who acts for. Who is the principal of the credential, as
+// the one that who acts for. A credential whose scope lacks [seal.Read] opens none:
+// [Ring.Reach] says what else it may do. Who is the principal of the credential, as
 // returned by [auth.CheckKey].
 func (r *Ring) Open(ctx context.Context, who auth.Principal, credential auth.Secret, inbox string) (*seal.Key, error) {
 	if who.Kind != auth.Agent && who.Kind != auth.Grant {
@@ -183,6 +190,9 @@ func (r *Ring) unlockIn(ctx context.Context, tx *store.Tx, b directory.Inbox, wh
 	}
 	if err != nil {
 		return nil, false, fmt.Errorf("read key of inbox %s: %w", b.ID, err)
+	}
+	if !p.scope.Opens() { // nothing is wrapped for it
+		return nil, false, Lacks(b.ID, p.scope, seal.Read)
 	}
 	epochs, err := store.List(ctx, tx, func(row func(...any) error) (e seal.Epoch, err error) {
 		return e, row(&e.Number, &e.Wrapped, &e.Public)
@@ -249,12 +259,16 @@ func (r *Ring) AddFirst(ctx context.Context, tx *store.Tx, who auth.Principal, b
 }
 
 // enrol makes a credential with the public key to a member of an inbox. Keys
-// holds the private keys of the inbox, which are wrapped for it.
+// holds the private keys of the inbox, which are wrapped for it if its scope opens
+// mail; otherwise keys may be nil.
 func enrol(ctx context.Context, tx *store.Tx, who auth.Principal, inbox, credentialID string, to []byte, s seal.Scope, expires time.Time, keys seal.Wrapper) error {
 	_, err := tx.ExecContext(ctx, `insert into inbox_key (inbox_id, credential_id, scope, public_key, expires_at, created_at, created_by) values ($1, $2, $3, $4, $5, $6, $7)`,
 		inbox, credentialID, s, to, store.Time(expires), store.Time(time.Now()), who.String())
 	if err != nil {
 		return fmt.Errorf("insert inbox key: %w", err)
+	}
+	if !s.Opens() {
+		return nil
 	}
 	list, err := keys.WrapFor(to, credentialID)
 	if err != nil {

@@ -1,6 +1,7 @@
 package mailapi
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -9,6 +10,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/message"
@@ -58,6 +60,24 @@ func (s access) own(r *http.Request, c caller) (directory.Inbox, error) {
 	}
 	b, _, err := s.post.Keys.Reach(r.Context(), c.Principal, r.PathValue("inbox"))
 	return b, err
+}
+
+// watched returns the inbox that the request names if the caller's credential may be
+// told what happens to it, which is what reading takes: events say when mail arrives.
+func (s access) watched(r *http.Request, c caller) (directory.Inbox, error) {
+	b, err := s.own(r, c)
+	if err != nil {
+		return b, err
+	}
+	return b, s.mayWatch(r.Context(), c.Principal, b.ID)
+}
+
+func (s access) mayWatch(ctx context.Context, who auth.Principal, inbox string) error {
+	b, scope, err := s.post.Keys.Reach(ctx, who, inbox)
+	if err == nil && who.Kind != auth.Sandbox && !scope.Includes(seal.Read) {
+		err = keyring.Lacks(b.ID, scope, seal.Read)
+	}
+	return err
 }
 
 // read waits until a message of the inbox that the request names may be read as

@@ -8,10 +8,9 @@ import (
 	"time"
 
 	"postern/internal/api"
-	"postern/internal/keyring"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
-	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -73,15 +72,22 @@ func (s draftServer) listDrafts(w http.ResponseWriter, r *http.Request, c caller
 	return nil
 }
 
+// writable returns the inbox that the request names, if the caller may write drafts
+// there. It needs no key that opens the inbox.
+func (s draftServer) writable(r *http.Request, c caller) (directory.Inbox, error) {
+	b, err := s.own(r, c)
+	if err != nil {
+		return b, err
+	}
+	return s.post.Drafts.Writable(r.Context(), c.Principal, b.ID)
+}
+
 func (s draftServer) createDraft(w http.ResponseWriter, r *http.Request, c caller) error {
-	k, err := s.open(r, c)
+	b, err := s.writable(r, c)
 	if err != nil {
 		return err
 	}
-	if err := keyring.May(k, seal.Propose); err != nil {
-		return err
-	}
-	done, err := s.begin(w, r, k.Inbox())
+	done, err := s.begin(w, r, b.ID)
 	if err != nil {
 		return err
 	}
@@ -94,29 +100,26 @@ func (s draftServer) createDraft(w http.ResponseWriter, r *http.Request, c calle
 	if err != nil {
 		return err
 	}
-	o.Inbox = k.Inbox()
+	o.Inbox = b.ID
 	d, err := s.post.Drafts.Save(r.Context(), c.Principal, o)
 	if err != nil {
 		return err
 	}
-	w.Header().Set("Location", "/v1/inboxes/"+k.Inbox()+"/drafts/"+d.ID)
+	w.Header().Set("Location", "/v1/inboxes/"+b.ID+"/drafts/"+d.ID)
 	answer(w, http.StatusCreated, api.DraftVersion{ID: d.ID, Version: d.Version})
 	return nil
 }
 
 func (s draftServer) updateDraft(w http.ResponseWriter, r *http.Request, c caller) error {
-	k, err := s.open(r, c)
+	b, err := s.writable(r, c)
 	if err != nil {
-		return err
-	}
-	if err := keyring.May(k, seal.Propose); err != nil {
 		return err
 	}
 	id, err := id(r)
 	if err != nil {
 		return err
 	}
-	done, err := s.begin(w, r, k.Inbox())
+	done, err := s.begin(w, r, b.ID)
 	if err != nil {
 		return err
 	}
@@ -130,6 +133,10 @@ func (s draftServer) updateDraft(w http.ResponseWriter, r *http.Request, c calle
 		return err
 	}
 	if len(in.KeepAttachments) > 0 {
+		k, err := s.open(r, c) // they are read out of the draft
+		if err != nil {
+			return err
+		}
 		d, before, err := s.post.Drafts.Get(r.Context(), c.Principal, k, id)
 		if err != nil {
 			return err
@@ -146,7 +153,7 @@ func (s draftServer) updateDraft(w http.ResponseWriter, r *http.Request, c calle
 		}
 		o.Attachments = append(kept, o.Attachments...)
 	}
-	o.Inbox = k.Inbox()
+	o.Inbox = b.ID
 	d, err := s.post.Drafts.Update(r.Context(), c.Principal, id, in.Version, o)
 	if err != nil {
 		return err
@@ -204,11 +211,15 @@ func (s draftServer) getDraftAttachment(w http.ResponseWriter, r *http.Request, 
 }
 
 func (s draftServer) deleteDraft(w http.ResponseWriter, r *http.Request, c caller) error {
-	k, id, err := s.item(r, c)
+	b, err := s.writable(r, c)
 	if err != nil {
 		return err
 	}
-	if err := s.post.Drafts.Delete(r.Context(), c.Principal, k, id, 0); err != nil {
+	id, err := id(r)
+	if err != nil {
+		return err
+	}
+	if err := s.post.Drafts.Delete(r.Context(), c.Principal, b.ID, id, 0); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

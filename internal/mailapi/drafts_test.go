@@ -6,7 +6,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"postern/internal/auth"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -150,4 +152,94 @@ func TestContactsAndExport(t *testing.T) {
 	if got := f.do(t, "person", "GET", "/v1/audit?verb=inbox.export", ""); strings.Count(got.body, f.a.ID) != 1 {
 		t.Errorf("audit = %s", got.body)
 	}
+}
+
+// TestDraftingKey writes, replaces and deletes drafts with a key that reads none back.
+func TestDraftingKey(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		made := f.do(t, "key a", "POST", "/v1/inboxes/"+f.a.ID+"/keys", `{"scopes":["draft"],"name":"writer"}`)
+		if made.code != 201 || made.field(t, "scope") != "draft" {
+			t.Fatalf("key = %+v", made)
+		}
+		f.byKey("writer", auth.Secret(made.field(t, "key")))
+		at := "/v1/inboxes/" + f.a.ID + "/drafts"
+		got := f.do(t, "writer", "POST", at, `{"subject":"Kohlrabi","text":"one","attachments":[{"name":"b","content_base64":"Yg=="}]}`)
+		if got.code != 201 {
+			t.Fatalf("created = %+v", got)
+		}
+		one := at + "/" + got.field(t, "id")
+		if got := f.do(t, "writer", "POST", one, `{"version":1,"to":["bob@example.com"],"subject":"Kohlrabi 2","text":"two"}`); got.code != 200 || got.field(t, "version") != "2" {
+			t.Errorf("replaced = %+v", got)
+		}
+		for name, got := range map[string]answered{
+			"list": f.do(t, "writer", "GET", at, ""), "read": f.do(t, "writer", "GET", one, ""), "keep a file": f.do(t, "writer", "POST", one, `{"version":2,"keep_attachments":[0]}`),
+			"send the draft": f.do(t, "writer", "POST", one+"/send", `{}`), "send": f.do(t, "writer", "POST", "/v1/inboxes/"+f.a.ID+"/messages", `{"to":["bob@example.com"],"subject":"s","text":"t"}`),
+			"events": f.do(t, "writer", "GET", "/v1/inboxes/"+f.a.ID+"/events", ""), "keys": f.do(t, "writer", "GET", "/v1/inboxes/"+f.a.ID+"/keys", ""),
+		} {
+			if got.code != 403 || strings.Contains(got.body, "Kohlrabi") {
+				t.Errorf("a drafting key may %s: %d %s", name, got.code, got.body)
+			}
+		}
+		if got := f.do(t, "key a", "GET", one, ""); got.code != 200 || !strings.Contains(got.body, `"text":"two"`) || strings.Contains(got.body, `"name":"b"`) {
+			t.Errorf("the inbox's key reads %s", got.body)
+		}
+		if got := f.do(t, "writer", "DELETE", one, ""); got.code != 204 {
+			t.Errorf("deleted = %+v", got)
+		}
+		// It replaces itself, and no other.
+		who, err := auth.CheckKey(t.Context(), f.db, f.secret("key a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := f.do(t, "writer", "POST", "/v1/inboxes/"+f.a.ID+"/keys/"+who.ID+"/rotate", ""); got.code != 403 {
+			t.Errorf("it rotates another key: %+v", got)
+		}
+		again := f.do(t, "writer", "POST", "/v1/inboxes/"+f.a.ID+"/keys/"+made.field(t, "id")+"/rotate", "")
+		if again.code != 201 || again.field(t, "scope") != "draft" {
+			t.Fatalf("rotated = %+v", again)
+		}
+		if got := f.do(t, "writer", "POST", at, `{"subject":"late"}`); got.code != 401 {
+			t.Errorf("the replaced key = %+v", got)
+		}
+		f.byKey("writer", auth.Secret(again.field(t, "key")))
+		if got := f.do(t, "writer", "POST", at, `{"subject":"anew"}`); got.code != 201 {
+			t.Errorf("the new key = %+v", got)
+		}
+	})
+}
+
+// TestKeyRequests refuses keys with scopes and tools that are none.
+func TestKeyRequests(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		at := "/v1/inboxes/" + f.a.ID + "/keys"
+		for body, want := range map[string]string{
+			`{"scope":"root"}`:                              "scope:",
+			`{"scope":"recover"}`:                           "scope:",
+			`{"scopes":["read","recover"]}`:                 "scope:",
+			`{"scope":"read","scopes":["send"]}`:            "scopes:",
+			`{"scope":"read","tools":["email send"]}`:       "tools[0]",
+			`{"scope":"read","tools":["<script>"]}`:         "tools[0]",
+			`{"tools":["email_send"]}`:                      "tools:", // a full key makes itself another
+			`{"scope":"full","tools":["email_send"]}`:       "tools:",
+			`{"scope":"full read","tools":["email_inbox"]}`: "tools:",
+		} {
+			if got := f.do(t, "key a", "POST", at, body); got.code != 400 || !strings.Contains(got.body, want) {
+				t.Errorf("%s = %d %s", body, got.code, got.body)
+			}
+		}
+		for body, want := range map[string]string{
+			`{"scope":"propose"}`: `"scope":"propose","scopes":["read","draft","send"],"tools":[]`, `{"scopes":["send","read","draft"]}`: `"scope":"propose"`,
+			`{"scope":"send read"}`: `"scope":"read send","scopes":["read","send"]`, `{"scope":"send","tools":["email_send","email_help","email_send"]}`: `"tools":["email_help","email_send"]`,
+			`{}`: `"scope":"full","scopes":["full"]`,
+		} {
+			if got := f.do(t, "key a", "POST", at, body); got.code != 201 || !strings.Contains(got.body, want) {
+				t.Errorf("%s = %d %s", body, got.code, got.body)
+			}
+		}
+		if got := f.do(t, "key a", "POST", "/v1/inboxes/"+f.a.ID+"/grants", fmt.Sprintf(`{"scope":"send draft","tools":["email_send"],"expires_at":%q}`, time.Now().Add(time.Hour).Format(time.RFC3339))); got.code != 201 || !strings.Contains(got.body, `"tools":["email_send"]`) {
+			t.Errorf("grant = %d %s", got.code, got.body)
+		}
+	})
 }

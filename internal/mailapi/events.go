@@ -190,7 +190,7 @@ func (s watcher) history(ctx context.Context, inbox string, after int64, limit i
 
 // listEvents answers with what happened to an inbox, oldest first.
 func (s eventServer) listEvents(w http.ResponseWriter, r *http.Request, c caller) error {
-	b, err := s.own(r, c)
+	b, err := s.watched(r, c)
 	if err != nil {
 		return err
 	}
@@ -216,7 +216,7 @@ func (s eventServer) listEvents(w http.ResponseWriter, r *http.Request, c caller
 			return len(es) > 0, err
 		})
 		// Checked again: the key may have been revoked during the wait.
-		if _, lost := s.own(r, c); lost != nil {
+		if _, lost := s.watched(r, c); lost != nil {
 			return lost
 		}
 	}

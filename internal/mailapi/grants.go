@@ -13,7 +13,8 @@ import (
 type grantServer struct {
 	access
 
-	post *mailbox.PostOffice
+	post  *mailbox.PostOffice
+	tools []string // the names of all tools
 }
 
 func (s grantServer) routes() []route {
@@ -47,18 +48,22 @@ func (s grantServer) grant(w http.ResponseWriter, r *http.Request, c caller) err
 	if err := decode(r, &in); err != nil {
 		return err
 	}
+	n, err := keyRequest(in.NewKey, s.tools)
+	if err != nil {
+		return err
+	}
 	if in.Grant == "" {
-		p, key, err := s.post.Keys.Grant(r.Context(), c.Principal, k, keyRequest(in.NewKey))
+		p, key, err := s.post.Keys.Grant(r.Context(), c.Principal, k, n)
 		if err != nil {
 			return err
 		}
 		answerKey(w, p, key, grantNotice)
 		return nil
 	}
-	if !idForm().MatchString(in.Grant) || in.Name != "" {
-		return fmt.Errorf("%w: grant: must be the id of a grant (crd_…), which has its name already", errRequest)
+	if !idForm().MatchString(in.Grant) || in.Name != "" || len(in.Tools) > 0 {
+		return fmt.Errorf("%w: grant: must be the id of a grant (crd_…), which has its name and its tools already", errRequest)
 	}
-	p, err := s.post.Keys.Extend(r.Context(), c.Principal, k, in.Grant, keyRequest(in.NewKey))
+	p, err := s.post.Keys.Extend(r.Context(), c.Principal, k, in.Grant, n)
 	if err != nil {
 		return err
 	}

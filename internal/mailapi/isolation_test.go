@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -45,6 +46,8 @@ var principals = []principal{
 	{name: "key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Manage}},
 	{name: "reading key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Read}},
 	{name: "proposing key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Propose}},
+	{name: "drafting key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Draft}},
+	{name: "sending key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Send}},
 	{name: "expired key a"},
 	{name: "revoked key a"},
 	{name: "recovery key a", kind: auth.Recovery},
@@ -84,7 +87,7 @@ type rule func(p principal, t target, ok int) int
 // asks is told the same, whether the inbox is there or not.
 func forbidUnless(want seal.Scope) rule {
 	return func(p principal, t target, ok int) int {
-		if s, has := p.parts[t.inbox]; has && slices.Index(seal.Scopes, s) >= slices.Index(seal.Scopes, want) {
+		if s, has := p.parts[t.inbox]; has && (want == "" || s.Includes(want)) {
 			return ok
 		}
 		if p.name == "key of a deleted inbox" && t.name == "deleted" {
@@ -96,9 +99,12 @@ func forbidUnless(want seal.Scope) rule {
 
 // The rules. An operation that needs another has it written out in its row.
 var (
-	reads    = forbidUnless(seal.Read)    // any credential with a part in the inbox
-	proposes = forbidUnless(seal.Propose) // one that may propose
-	holds    = forbidUnless(seal.Manage)  // its own full key: no manager can, since it takes the inbox's keys
+	member   = forbidUnless("")                              // any credential with a part in the inbox
+	reads    = forbidUnless(seal.Read)                       // one that opens mail
+	drafts   = forbidUnless(seal.Draft)                      // one that writes drafts
+	proposes = forbidUnless(seal.Send)                       // one that may propose
+	arranges = forbidUnless(seal.Join(seal.Read, seal.Send)) // one that opens mail, and proposes what becomes of it
+	holds    = forbidUnless(seal.Manage)                     // its own full key: no manager can, since it takes the inbox's keys
 
 	// managers of its project alone.
 	managed rule = func(p principal, t target, ok int) int {
@@ -129,7 +135,7 @@ var (
 		if p.manages() {
 			return managed(p, t, ok)
 		}
-		return reads(p, t, ok)
+		return member(p, t, ok)
 	}
 
 	// What names no inbox.
@@ -167,7 +173,7 @@ var (
 	}
 	// proposedRun allows only keys of the inbox that proposed the run, except reading keys.
 	proposedRun rule = func(p principal, t target, ok int) int {
-		if p.name == "reading key a" || p.manages() && !p.foreign {
+		if s := p.parts["a"]; s != "" && !s.Includes(seal.Send) || p.manages() && !p.foreign {
 			return http.StatusForbidden
 		}
 		return ofRun(p, t, ok)
@@ -276,11 +282,11 @@ var operations = []operation{
 
 	{"GET", "/v1/inboxes/{inbox}/messages", reads, 200, nil},
 	{"POST", "/v1/inboxes/{inbox}/messages", proposes, 202, body(`{"to":["bob@example.com"],"subject":"s %d","text":"t"}`)},
-	{"POST", "/v1/inboxes/{inbox}/messages/{id}/reply", proposes, 202, func(x *trial) {
+	{"POST", "/v1/inboxes/{inbox}/messages/{id}/reply", arranges, 202, func(x *trial) {
 		x.message()
 		x.body = fmt.Sprintf(`{"text":"t %d"}`, x.n)
 	}},
-	{"POST", "/v1/inboxes/{inbox}/messages/{id}/forward", proposes, 202, func(x *trial) {
+	{"POST", "/v1/inboxes/{inbox}/messages/{id}/forward", arranges, 202, func(x *trial) {
 		x.message()
 		x.body = fmt.Sprintf(`{"to":["bob@example.com"],"text":"t %d"}`, x.n)
 	}},
@@ -304,23 +310,24 @@ var operations = []operation{
 	{"GET", "/v1/inboxes/{inbox}/contacts", reads, 200, nil},
 	{"GET", "/v1/inboxes/{inbox}/export", holds, 200, nil},
 	{"GET", "/v1/inboxes/{inbox}/drafts", reads, 200, nil},
-	{"POST", "/v1/inboxes/{inbox}/drafts", proposes, 201, func(x *trial) {
+	{"POST", "/v1/inboxes/{inbox}/drafts", drafts, 201, func(x *trial) {
 		x.body, x.after = savedDraft, x.undraft
 	}},
 	{"GET", "/v1/inboxes/{inbox}/drafts/{id}", reads, 200, (*trial).draft},
 	{"GET", "/v1/inboxes/{inbox}/drafts/{id}/attachments/{index}", reads, 200, (*trial).draft},
-	{"POST", "/v1/inboxes/{inbox}/drafts/{id}", proposes, 200, func(x *trial) {
+	// The files that it keeps are read; TestDraftingKey replaces a draft without.
+	{"POST", "/v1/inboxes/{inbox}/drafts/{id}", forbidUnless(seal.Join(seal.Read, seal.Draft)), 200, func(x *trial) {
 		x.draft()
 		x.body = `{"version":1,"subject":"other","keep_attachments":[0]}`
 	}},
-	{"DELETE", "/v1/inboxes/{inbox}/drafts/{id}", proposes, 204, (*trial).draft},
-	{"POST", "/v1/inboxes/{inbox}/drafts/{id}/send", proposes, 202, func(x *trial) {
+	{"DELETE", "/v1/inboxes/{inbox}/drafts/{id}", drafts, 204, (*trial).draft},
+	{"POST", "/v1/inboxes/{inbox}/drafts/{id}/send", arranges, 202, func(x *trial) {
 		x.draft()
 		x.body = `{"version":1}`
 	}},
 	{"GET", "/v1/inboxes/{inbox}/threads/{id}", reads, 200, func(x *trial) { x.id = x.f.threads[x.inbox.ID] }},
 	{"GET", "/v1/inboxes/{inbox}/labels", reads, 200, nil},
-	{"POST", "/v1/inboxes/{inbox}/labels", proposes, 200, func(x *trial) {
+	{"POST", "/v1/inboxes/{inbox}/labels", arranges, 200, func(x *trial) {
 		x.body = fmt.Sprintf(`{"ids":[%q],"add":["starred"]}`, x.f.messages[x.inbox.ID])
 	}},
 
@@ -384,9 +391,9 @@ var operations = []operation{
 	// Who may propose for the inbox takes back what waits in it, and so does a person.
 	{"POST", "/v1/actions/{id}/cancel", func(p principal, _ target, ok int) int {
 		switch {
-		case p.kind == auth.Person && !p.foreign, p.parts["a"] == seal.Propose, p.parts["a"] == seal.Manage:
+		case p.kind == auth.Person && !p.foreign, p.parts["a"].Includes(seal.Send):
 			return ok
-		case p.parts["a"] == seal.Read:
+		case p.parts["a"] != "":
 			return http.StatusForbidden
 		}
 		return http.StatusNotFound
@@ -397,9 +404,9 @@ var operations = []operation{
 	// A person decides on what others wrote, and writes nothing in their name.
 	{"POST", "/v1/actions/{id}/revision", func(p principal, _ target, ok int) int {
 		switch {
-		case p.parts["a"] == seal.Propose, p.parts["a"] == seal.Manage:
+		case p.parts["a"].Includes(seal.Send):
 			return ok
-		case p.kind == auth.Person && !p.foreign, p.parts["a"] == seal.Read:
+		case p.kind == auth.Person && !p.foreign, p.parts["a"] != "":
 			return http.StatusForbidden
 		}
 		return http.StatusNotFound
@@ -498,7 +505,7 @@ var operations = []operation{
 	{"GET", "/v1/runs", readsRuns, 200, nil},
 	{"POST", "/v1/runs", func(p principal, _ target, ok int) int {
 		switch {
-		case p.manages(), p.kind == auth.Agent && len(p.parts) > 0 && p.name != "reading key a":
+		case p.manages(), p.kind == auth.Agent && slices.ContainsFunc(slices.Collect(maps.Values(p.parts)), func(s seal.Scope) bool { return s.Includes(seal.Send) }):
 			return ok
 		case p.name == "key of a deleted inbox": // it knows that there was one
 			return http.StatusNotFound
@@ -516,7 +523,7 @@ var operations = []operation{
 	{"POST", "/v1/runs/{id}/propose", proposedRun, 400, (*trial).draftRun},
 	{"GET", "/v1/runs/{id}/events", ofRun, 200, (*trial).draftRun},
 	{"POST", "/v1/runs/{id}/cancel", func(p principal, t target, ok int) int {
-		if p.name == "reading key a" {
+		if s := p.parts["a"]; s != "" && !s.Includes(seal.Send) {
 			return http.StatusForbidden
 		}
 		return ofRun(p, t, ok)
@@ -797,6 +804,8 @@ func (f *fixture) principals(t *testing.T) {
 	}
 	add("reading key a", keyring.NewKey{Scope: seal.Read})
 	add("proposing key a", keyring.NewKey{Scope: seal.Propose})
+	add("drafting key a", keyring.NewKey{Scope: seal.Draft})
+	add("sending key a", keyring.NewKey{Scope: seal.Send})
 	expired := add("expired key a", keyring.NewKey{Scope: seal.Manage, Expires: soon})
 	fatal(f.post.Keys.Revoke(ctx, who, "", add("revoked key a", keyring.NewKey{}), false))
 	_, recovery, err := f.post.Keys.AddRecovery(ctx, who, a)

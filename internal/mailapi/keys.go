@@ -3,6 +3,7 @@ package mailapi
 import (
 	"fmt"
 	"net/http"
+	"slices"
 
 	"postern/internal/api"
 	"postern/internal/auth"
@@ -15,7 +16,8 @@ import (
 type keyServer struct {
 	access
 
-	post *mailbox.PostOffice
+	post  *mailbox.PostOffice
+	tools []string // the names of all tools
 }
 
 func (s keyServer) routes() []route {
@@ -41,7 +43,7 @@ func partOf(p keyring.Part) api.Credential {
 		kind = "key"
 	}
 	return api.Credential{
-		ID: p.Credential, Inbox: p.Inbox, Kind: kind, Name: p.Name, Scope: api.Scope(p.Scope), CreatedAt: p.Created, CreatedBy: p.CreatedBy,
+		ID: p.Credential, Inbox: p.Inbox, Kind: kind, Name: p.Name, Scope: api.Scope(p.Scope), Scopes: scopesOf(p.Scope), Tools: append([]string{}, p.Tools...), CreatedAt: p.Created, CreatedBy: p.CreatedBy,
 		UsedAt: moment(p.Used), ExpiresAt: moment(p.Expires), Account: p.Account,
 	}
 }
@@ -67,13 +69,34 @@ func (s keyServer) listKeys(w http.ResponseWriter, r *http.Request, c caller) er
 	return nil
 }
 
-// keyRequest returns the key that n asks for.
-func keyRequest(n api.NewKey) keyring.NewKey {
-	out := keyring.NewKey{Name: n.Name, Scope: seal.Scope(n.Scope)}
+func scopesOf(s seal.Scope) []api.Scope {
+	return each(s.List(), func(word string) api.Scope { return api.Scope(word) })
+}
+
+// keyRequest returns the key that n asks for. Tools are the names that exist; nil means any.
+func keyRequest(n api.NewKey, tools []string) (out keyring.NewKey, err error) {
+	out = keyring.NewKey{Name: n.Name, Tools: n.Tools}
+	asked := n.Scopes
+	if n.Scope != "" {
+		if len(asked) > 0 {
+			return out, fmt.Errorf("%w: scopes: give either scope or scopes", errRequest)
+		}
+		asked = []api.Scope{n.Scope}
+	}
+	if len(asked) > 0 {
+		if out.Scope = seal.Join(each(asked, func(s api.Scope) seal.Scope { return seal.Scope(s) })...); out.Scope == "" {
+			return out, fmt.Errorf("%w: scope: must be some of %v, separated by spaces", errRequest, seal.Scopes)
+		}
+	}
+	for i, t := range n.Tools {
+		if tools != nil && !slices.Contains(tools, t) {
+			return out, fmt.Errorf("%w: tools[%d]: there is no such tool; docs/reference/mcp.md lists them", errRequest, i)
+		}
+	}
 	if n.ExpiresAt != nil {
 		out.Expires = *n.ExpiresAt
 	}
-	return out
+	return out, nil
 }
 
 func (s keyServer) addKey(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -85,7 +108,11 @@ func (s keyServer) addKey(w http.ResponseWriter, r *http.Request, c caller) erro
 	if err := decode(r, &in); err != nil {
 		return err
 	}
-	p, key, err := s.post.Keys.Add(r.Context(), c.Principal, k, keyRequest(in))
+	n, err := keyRequest(in, s.tools)
+	if err != nil {
+		return err
+	}
+	p, key, err := s.post.Keys.Add(r.Context(), c.Principal, k, n)
 	if err != nil {
 		return err
 	}
@@ -101,11 +128,7 @@ func answerKey(w http.ResponseWriter, p keyring.Part, key auth.Secret, notice st
 }
 
 func (s keyServer) rotateKey(w http.ResponseWriter, r *http.Request, c caller) error {
-	k, id, err := s.item(r, c)
-	if err != nil {
-		return err
-	}
-	p, key, err := s.post.Keys.Rotate(r.Context(), c.Principal, k, id)
+	p, key, err := s.rotated(r, c)
 	if err != nil {
 		return err
 	}
@@ -115,6 +138,30 @@ func (s keyServer) rotateKey(w http.ResponseWriter, r *http.Request, c caller) e
 	}
 	answerKey(w, p, key, notice)
 	return nil
+}
+
+// rotated replaces the key that the request names.
+func (s keyServer) rotated(r *http.Request, c caller) (p keyring.Part, key auth.Secret, err error) {
+	b, err := s.own(r, c)
+	if err != nil {
+		return p, "", err
+	}
+	_, scope, err := s.post.Keys.Reach(r.Context(), c.Principal, b.ID)
+	if err != nil {
+		return p, "", err
+	}
+	if !scope.Opens() {
+		name, err := id(r)
+		if err != nil {
+			return p, "", err
+		}
+		return s.post.Keys.RotateClosed(r.Context(), c.Principal, name)
+	}
+	k, name, err := s.item(r, c)
+	if err != nil {
+		return p, "", err
+	}
+	return s.post.Keys.Rotate(r.Context(), c.Principal, k, name)
 }
 
 func (s keyServer) revokeKey(w http.ResponseWriter, r *http.Request, c caller) error {

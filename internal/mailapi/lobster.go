@@ -421,7 +421,7 @@ func (s lobsterServer) lobsterAttachment(w http.ResponseWriter, r *http.Request,
 }
 
 func (s lobsterServer) lobsterExtract(_ http.ResponseWriter, r *http.Request, c caller) error {
-	if _, err := s.own(r, c); err != nil {
+	if _, err := s.watched(r, c); err != nil {
 		return err
 	}
 	return fmt.Errorf("extraction: there is no model in this server; read the email and ask yours: %w", errNotOffered)

@@ -8,6 +8,8 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/event"
+	"postern/internal/keyring"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/webhook"
 )
@@ -72,7 +74,10 @@ func (k *socket) obeyLobster(ctx context.Context, cmd wsCommand) error {
 		if k.follow[name] == nil && len(k.follow) >= maxFollowed {
 			return k.write(ctx, map[string]any{"type": "error", "id": cmd.ID, "code": "too_many_requests", "message": "inbox_ids: this connection follows as many as it may"})
 		}
-		b, _, err := k.post.Keys.Reach(ctx, k.who.Principal, name)
+		b, scope, err := k.post.Keys.Reach(ctx, k.who.Principal, name)
+		if err == nil && !scope.Includes(seal.Read) {
+			err = keyring.Lacks(b.ID, scope, seal.Read)
+		}
 		if err != nil {
 			if err := k.complain(ctx, cmd.ID, name, err); err != nil {
 				return err

@@ -101,7 +101,8 @@ type Config struct {
 	// Commands has the records of the programs that were started in sandboxes; nil means
 	// that the server keeps none.
 	Commands *command.Admission
-	Signup   bool // anybody may make an account, in the oldest project
+	Tools    []string // the names of the tools that keys can be limited to; nil means any
+	Signup   bool     // anybody may make an account, in the oldest project
 }
 
 // New returns a server of the inboxes in post and the actions in gate.
@@ -203,8 +204,8 @@ func (s *Server) table() []route {
 	return slices.Concat(
 		inboxServer{a, s.db, s.post}.routes(),
 		modeServer{s.post}.routes(),
-		keyServer{a, s.post}.routes(),
-		grantServer{a, s.post}.routes(),
+		keyServer{a, s.post, s.conf.Tools}.routes(),
+		grantServer{a, s.post, s.conf.Tools}.routes(),
 		domainServer{s.domains}.routes(),
 		secretServer{s.conf.Secrets}.routes(),
 		permitServer{s.gate, s.conf.Permits}.routes(),

@@ -120,7 +120,7 @@ func (s socketServer) serveSocket(w http.ResponseWriter, r *http.Request, _ call
 		if c, err = s.keys.byKey(r); err != nil {
 			return err
 		}
-		b, err := s.own(r, c)
+		b, err := s.watched(r, c)
 		if err != nil {
 			return err
 		}
@@ -164,7 +164,7 @@ func (s socketServer) converse(ctx context.Context, r *http.Request, k *socket, 
 		if err != nil {
 			return err
 		}
-		b, err := s.own(r, k.who)
+		b, err := s.watched(r, k.who)
 		if err != nil {
 			return err
 		}
@@ -175,7 +175,7 @@ func (s socketServer) converse(ctx context.Context, r *http.Request, k *socket, 
 		}
 		defer mine()
 	}
-	b, err := s.own(r, k.who)
+	b, err := s.watched(r, k.who)
 	if err != nil {
 		return err
 	}

@@ -31,6 +31,10 @@ type arrangement struct {
 	At      time.Time `json:"at"`
 }
 
+// arranging is the scope of a key that moves or labels messages: it opens them, and
+// proposes what becomes of them.
+var arranging = seal.Join(seal.Read, seal.Send)
+
 // arrangements maps each kind to the label that it adds.
 //
 //exhaustive:ignore
@@ -38,14 +42,14 @@ var arrangements = map[policy.Kind]string{policy.KindArchive: LabelArchived, pol
 
 // Arrange proposes to move a message to the archive or the trash, depending on
 // kind. Policy decides whether a person must approve; after that the gate
-// executes it. Who needs a key with scope [seal.Propose]. If the same request
+// executes it. Who needs a key with the scopes [seal.Read] and [seal.Send]. If the same request
 // waits already, Arrange returns its action. Programs that label messages
 // directly use [PostOffice.Label].
 func (m *PostOffice) Arrange(ctx context.Context, who auth.Principal, via string, k *seal.Key, kind policy.Kind, id string) (a oversight.Action, err error) {
 	if _, ok := arrangements[kind]; !ok {
 		return a, fmt.Errorf("%w: kind: %q arranges nothing", directory.ErrInvalid, kind)
 	}
-	if err := errors.Join(keyring.MayOpen(who, k.Inbox()), keyring.May(k, seal.Propose)); err != nil {
+	if err := errors.Join(keyring.MayOpen(who, k.Inbox()), keyring.May(k, arranging)); err != nil {
 		return a, err
 	}
 	msg, err := m.Listed(ctx, who, k, id)

@@ -24,9 +24,9 @@ import (
 )
 
 // A draft is sealed to the inbox's public key like mail that arrives: any
-// caller that may propose can save one, and only a holder of the key can read
-// it. [Drafts.Send] proposes it like any other message; until then no reviewer
-// sees it.
+// caller with the scope [seal.Draft] can save, replace and delete one, and only a
+// holder of the key, with [seal.Read], can read it, its author included.
+// [Drafts.Send] proposes it like any other message; until then no reviewer sees it.
 
 // The limits of drafts.
 const (
@@ -166,6 +166,20 @@ func (ds *Drafts) sealDraft(b directory.Inbox, id string, o Outgoing) (summary [
 	return summary, blob, len(whole), ds.blobs.Put(blob, sealed)
 }
 
+// Writable returns the inbox in which who may save drafts. It is named by inbox, as
+// in [keyring.Ring.Reach].
+func (ds *Drafts) Writable(ctx context.Context, who auth.Principal, inbox string) (directory.Inbox, error) {
+	return ds.post.writer(ctx, who, inbox, seal.Draft)
+}
+
+// mayReplace refuses a sandbox, which adds drafts and changes none.
+func mayReplace(who auth.Principal) error {
+	if who.Kind == auth.Sandbox {
+		return fmt.Errorf("a sandbox adds drafts, and does not change or delete any: %w", auth.ErrForbidden)
+	}
+	return nil
+}
+
 // Save saves a draft in the inbox that o names, or who's own. It needs no
 // key of the inbox. Of o only what the message says counts, not when it leaves.
 func (ds *Drafts) Save(ctx context.Context, who auth.Principal, o Outgoing) (Draft, error) {
@@ -179,9 +193,14 @@ func (ds *Drafts) Update(ctx context.Context, who auth.Principal, id string, ver
 }
 
 func (ds *Drafts) saveDraft(ctx context.Context, who auth.Principal, id string, version int64, o Outgoing) (d Draft, err error) {
-	b, err := ds.post.sender(ctx, who, o.Inbox)
+	b, err := ds.Writable(ctx, who, o.Inbox)
 	if err != nil {
 		return Draft{}, err
+	}
+	if id != "" {
+		if err := mayReplace(who); err != nil {
+			return Draft{}, err
+		}
 	}
 	defer ds.scrub.Touch()
 	now := time.Now().UTC().Truncate(time.Microsecond)
@@ -329,13 +348,18 @@ func (ds *Drafts) Get(ctx context.Context, who auth.Principal, k *seal.Key, id s
 	return d, o, nil
 }
 
-// Delete removes a draft of the inbox that k opens. Version is the one that
-// the caller means, or 0 for whichever is there.
-func (ds *Drafts) Delete(ctx context.Context, who auth.Principal, k *seal.Key, id string, version int64) error {
-	if err := errors.Join(keyring.MayOpen(who, k.Inbox()), keyring.May(k, seal.Propose)); err != nil {
+// Delete removes a draft of an inbox, which is named as in [Drafts.Writable]. Version
+// is the one that the caller means, or 0 for whichever is there. It needs no key of
+// the inbox.
+func (ds *Drafts) Delete(ctx context.Context, who auth.Principal, inbox, id string, version int64) error {
+	if err := mayReplace(who); err != nil {
 		return err
 	}
-	return ds.deleteDraft(ctx, k.Inbox(), id, version, Proposed{})
+	b, err := ds.Writable(ctx, who, inbox)
+	if err != nil {
+		return err
+	}
+	return ds.deleteDraft(ctx, b.ID, id, version, Proposed{})
 }
 
 // deleteDraft deletes a draft that was sent as p, or by request if p is zero.
@@ -372,11 +396,12 @@ func (ds *Drafts) deleteDraft(ctx context.Context, inbox, id string, version int
 // the lifetime of an idempotency key, on which the recognition relies.
 const draftTime = keyTime - time.Hour
 
-// Send proposes to send a draft and removes it. Of how only when and how it
+// Send proposes to send a draft and removes it, for a key with the scopes [seal.Read]
+// and [seal.Send]. Of how only when and how it
 // leaves counts. A draft is proposed once: who sends it at the same time, again
 // after a crash, or within a day since the answer was lost, gets the same action.
 func (ds *Drafts) Send(ctx context.Context, who auth.Principal, via string, k *seal.Key, id string, version int64, how Outgoing) (Proposed, error) {
-	if err := errors.Join(keyring.MayOpen(who, k.Inbox()), keyring.May(k, seal.Propose)); err != nil {
+	if err := errors.Join(keyring.MayOpen(who, k.Inbox()), keyring.May(k, arranging)); err != nil {
 		return Proposed{}, err
 	}
 	d, o, err := ds.Get(ctx, who, k, id)

@@ -98,6 +98,52 @@ func must(p keyring.Part, key auth.Secret, err error) func(t *testing.T) (keyrin
 	}
 }
 
+// TestClosedKeys: a key that does not read has nothing to read with, whatever the
+// database says of it, also after its inbox was re-keyed.
+func TestClosedKeys(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		ctx := t.Context()
+		f := setup(t, db)
+		b, who, first := f.inbox(t, "analyst")
+		f.incoming(t, b, "one")
+		_, k := f.show(t, first, "")
+		part, closed := must(f.post.Keys.Add(ctx, who, k, keyring.NewKey{Scope: "draft send"}))(t)
+		sender, err := auth.CheckKey(ctx, db, closed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		gone, _ := must(f.post.Keys.Add(ctx, who, k, keyring.NewKey{Scope: seal.Read}))(t)
+		if err := f.post.Keys.Revoke(ctx, who, "", gone.Credential, false); err != nil { // a new epoch
+			t.Fatal(err)
+		}
+		const wraps = `select count(*) from inbox_wrap where credential_id = $1`
+		if n, full := f.count(t, wraps, part.Credential), f.count(t, wraps, who.ID); n != 0 || full != 2 {
+			t.Errorf("the key has %d wrapped keys, and the full key %d", n, full)
+		}
+		f.refused(t, closed, "", auth.ErrForbidden)
+		if _, err := f.post.Send(ctx, sender, "test", mailbox.Outgoing{Draft: mail.Draft{To: []string{"x@example.com"}, Text: "x"}}); err != nil {
+			t.Errorf("it does not propose: %v", err)
+		}
+		if _, err := f.post.Send(ctx, sender, "test", mailbox.Outgoing{ReplyTo: "msg_" + strings.Repeat("A", 26), Draft: mail.Draft{Text: "x"}}); err == nil {
+			t.Error("it replies to a message that it cannot read")
+		}
+		sandbox := auth.Principal{Kind: auth.Sandbox, ID: "s1", Project: who.Project, Inbox: b.ID}
+		if err := f.post.Keys.Lend(ctx, f.person, sandbox, closed); !errors.Is(err, directory.ErrInvalid) {
+			t.Errorf("it is lent for reading: %v", err)
+		}
+		// The attack: whoever writes the database gives the key more scope.
+		if err := db.Update(ctx, func(tx *store.Tx) error {
+			_, err := tx.ExecContext(ctx, `update inbox_key set scope = 'full' where credential_id = $1`, part.Credential)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.post.Keys.Open(ctx, sender, closed, ""); err == nil {
+			t.Error("it opens the inbox")
+		}
+	})
+}
+
 func TestKeys(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		ctx := t.Context()

@@ -101,7 +101,7 @@ func (m *PostOffice) Label(ctx context.Context, who auth.Principal, k *seal.Key,
 		return nil, err
 	}
 	// Who was only let in to read changes nothing: the trash ends messages.
-	if err := keyring.May(k, seal.Propose); err != nil {
+	if err := keyring.May(k, arranging); err != nil {
 		return nil, err
 	}
 	if len(ids) == 0 || len(ids) > MaxLabelChange {

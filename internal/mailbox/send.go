@@ -10,6 +10,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/keyring"
 	"postern/internal/leak"
 	"postern/internal/mail"
 	"postern/internal/oversight"
@@ -22,6 +23,11 @@ import (
 // sender returns the inbox that who may propose for. It is named by inbox, an
 // id or an address; empty means who's own.
 func (m *PostOffice) sender(ctx context.Context, who auth.Principal, inbox string) (directory.Inbox, error) {
+	return m.writer(ctx, who, inbox, seal.Send)
+}
+
+// writer is sender for what needs the scope want. It needs no key of the inbox.
+func (m *PostOffice) writer(ctx context.Context, who auth.Principal, inbox string, want seal.Scope) (directory.Inbox, error) {
 	switch who.Kind {
 	case auth.Sandbox:
 		if who.Inbox == "" {
@@ -40,8 +46,8 @@ func (m *PostOffice) sender(ctx context.Context, who auth.Principal, inbox strin
 		// sandbox, and that writes as whoever runs the domain.
 		return directory.Inbox{}, fmt.Errorf("no sandbox writes as %s: %w", b.Address, auth.ErrForbidden)
 	}
-	if who.Kind != auth.Sandbox && !s.Includes(seal.Propose) {
-		return directory.Inbox{}, fmt.Errorf("this key reads in inbox %s and does not propose: %w", b.ID, auth.ErrForbidden)
+	if who.Kind != auth.Sandbox && !s.Includes(want) {
+		return directory.Inbox{}, keyring.Lacks(b.ID, s, want)
 	}
 	return b, nil
 }

@@ -146,8 +146,8 @@ func (s *Server) mayRun(ctx context.Context, c caller) error {
 	}
 	// A key that may only read was given to somebody who looks on.
 	_, scope, err := s.post.Keys.Reach(ctx, c.who, "")
-	if err == nil && !scope.Includes(seal.Propose) {
-		err = fmt.Errorf("this key may only read: running code needs one with the scope %s: %w", seal.Propose, auth.ErrForbidden)
+	if err == nil && !scope.Includes(seal.Send) {
+		err = fmt.Errorf("this key may %s: running code needs one with the scope %s: %w", scope.Verb(), seal.Send, auth.ErrForbidden)
 	}
 	return err
 }

@@ -2,13 +2,14 @@ package mcpserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"postern/internal/keyring"
+	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/scan"
@@ -81,6 +82,7 @@ func (in *draftArgs) compose(ctx context.Context, s *Server, c caller) (o mailbo
 	case in.Subject == nil:
 		return o, nil, fmt.Errorf("%w: subject: is required", errArgument)
 	}
+	in.drafting = true
 	return s.compose(ctx, c, &in.content, func(o *mailbox.Outgoing) error {
 		o.To, o.Subject = in.To, *in.Subject
 		return nil
@@ -244,13 +246,20 @@ type draftIDArgs struct {
 	Version int64  `json:"version"`
 }
 
-// open returns the key of the inbox that the draft is in.
-func (in *draftIDArgs) open(ctx context.Context, c caller) (*seal.Key, error) {
+func (in *draftIDArgs) check() error {
 	if err := checkID("draftId", "drf_", in.DraftID); err != nil {
-		return nil, err
+		return err
 	}
 	if in.Version < 0 {
-		return nil, fmt.Errorf("%w: version: must be 1 or more", errArgument)
+		return fmt.Errorf("%w: version: must be 1 or more", errArgument)
+	}
+	return nil
+}
+
+// open returns the key of the inbox that the draft is in.
+func (in *draftIDArgs) open(ctx context.Context, c caller) (*seal.Key, error) {
+	if err := in.check(); err != nil {
+		return nil, err
 	}
 	return c.key(ctx, in.Inbox)
 }
@@ -299,12 +308,12 @@ type updateArgs struct {
 
 func (s *Server) updateDraft(ctx context.Context, c caller, in updateArgs) (out reply[savedData], err error) {
 	named := draftIDArgs{in.Inbox, in.DraftID, in.Version}
-	k, err := named.open(ctx, c)
-	if err != nil {
+	if err := named.check(); err != nil {
 		return out, err
 	}
 	// Who was only let in to read changes nothing.
-	if err := keyring.May(k, seal.Propose); err != nil {
+	b, err := s.post.Drafts.Writable(ctx, c.who, in.Inbox)
+	if err != nil {
 		return out, err
 	}
 	if in.Version < 1 {
@@ -315,36 +324,50 @@ func (s *Server) updateDraft(ctx context.Context, c caller, in updateArgs) (out 
 		return out, err
 	}
 	defer done()
-	// What it answers or passes on stays, and its files unless they are not to.
-	d, before, err := s.post.Drafts.Get(ctx, c.who, k, in.DraftID)
-	if err != nil {
+	o.Inbox = b.ID
+	if err := s.keep(ctx, c, &in, &o); err != nil {
 		return out, err
 	}
-	if d.Version != in.Version {
-		return out, mailbox.ErrDraft
-	}
-	if before.ReplyTo != "" && len(in.To) > 0 {
-		return out, fmt.Errorf("%w: to: must be []: the draft answers a message, which says whom it goes to", errArgument)
-	}
-	o.Inbox = k.Inbox()
-	o.ReplyTo, o.ReplyAll, o.Quote, o.Forward = before.ReplyTo, before.ReplyAll, before.Quote, before.Forward
-	o.InReplyTo, o.References = before.InReplyTo, before.References
-	if in.Keep == nil || *in.Keep {
-		o.Attachments = append(before.Attachments, o.Attachments...)
-	}
-	d, err = s.post.Drafts.Update(ctx, c.who, in.DraftID, in.Version, o)
+	d, err := s.post.Drafts.Update(ctx, c.who, in.DraftID, in.Version, o)
 	if err != nil {
 		return out, bodyError(err)
 	}
 	return saved(d), nil
 }
 
-func (s *Server) deleteDraft(ctx context.Context, c caller, in draftIDArgs) (out reply[savedData], err error) {
-	k, err := in.open(ctx, c)
+// keep adds to o what stays of a draft that it replaces: what it answers or passes on,
+// and its files unless they are not to. A key that only writes drafts reads none back.
+func (s *Server) keep(ctx context.Context, c caller, in *updateArgs, o *mailbox.Outgoing) error {
+	k, err := c.key(ctx, o.Inbox)
+	if errors.Is(err, auth.ErrForbidden) && in.Keep != nil && !*in.Keep {
+		return nil
+	}
 	if err != nil {
+		return fmt.Errorf("keepAttachments: must be false for a key that does not read: %w", err)
+	}
+	d, before, err := s.post.Drafts.Get(ctx, c.who, k, in.DraftID)
+	if err != nil {
+		return err
+	}
+	if d.Version != in.Version {
+		return mailbox.ErrDraft
+	}
+	if before.ReplyTo != "" && len(in.To) > 0 {
+		return fmt.Errorf("%w: to: must be []: the draft answers a message, which says whom it goes to", errArgument)
+	}
+	o.ReplyTo, o.ReplyAll, o.Quote, o.Forward = before.ReplyTo, before.ReplyAll, before.Quote, before.Forward
+	o.InReplyTo, o.References = before.InReplyTo, before.References
+	if in.Keep == nil || *in.Keep {
+		o.Attachments = append(before.Attachments, o.Attachments...)
+	}
+	return nil
+}
+
+func (s *Server) deleteDraft(ctx context.Context, c caller, in draftIDArgs) (out reply[savedData], err error) {
+	if err := in.check(); err != nil {
 		return out, err
 	}
-	if err := s.post.Drafts.Delete(ctx, c.who, k, in.DraftID, in.Version); err != nil {
+	if err := s.post.Drafts.Delete(ctx, c.who, in.Inbox, in.DraftID, in.Version); err != nil {
 		return out, err
 	}
 	out.Data = savedData{Status: "deleted", DraftID: in.DraftID, Message: "The draft is deleted."}

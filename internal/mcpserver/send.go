@@ -43,6 +43,8 @@ type content struct {
 	HTML        bool         `json:"html"`
 	Markdown    bool         `json:"markdown"`
 	Attachments []attachment `json:"attachments"`
+
+	drafting bool // it becomes a draft, which takes another scope than a proposal
 }
 
 // timing are the arguments that say when, and how, what is proposed leaves.
@@ -215,7 +217,12 @@ func (s *Server) compose(ctx context.Context, c caller, in *content, more func(*
 		return o, nil, fmt.Errorf("%w: body: is required", errArgument)
 	}
 	// Before any file is read: most refusals need none.
-	if _, err := s.post.Address(ctx, c.who, in.Inbox); err != nil {
+	if in.drafting {
+		_, err = s.post.Drafts.Writable(ctx, c.who, in.Inbox)
+	} else {
+		_, err = s.post.Address(ctx, c.who, in.Inbox)
+	}
+	if err != nil {
 		return o, nil, err
 	}
 	o = mailbox.Outgoing{Inbox: in.Inbox, Draft: mail.Draft{Cc: in.Cc, Bcc: in.Bcc}}

@@ -32,6 +32,9 @@ var Sets = []Set{Core, Drafts, Oversight, Network, Code, Runs, All}
 // the key.
 const SetsHeader = "Postern-Tools"
 
+// helpTool explains the others. Everybody has it.
+const helpTool = "email_help"
+
 // maxSets bounds the names in one request.
 const maxSets = 50
 
@@ -47,6 +50,8 @@ func chosen(r *http.Request, who auth.Principal) ([]*tool, error) {
 	}
 	if len(names) == 0 {
 		switch names = []string{string(Core)}; {
+		case who.Tools != "":
+			names = []string{string(All)} // of them those that the key names
 		case inside:
 			names = append(names, string(Network))
 		case project:
@@ -59,6 +64,10 @@ func chosen(r *http.Request, who auth.Principal) ([]*tool, error) {
 	}
 	asked := len(tools)
 	tools = slices.DeleteFunc(tools, func(t *tool) bool {
+		// What is left out here cannot be called either.
+		if t.Name != helpTool && who.MayCall(t.Name) != nil {
+			return true
+		}
 		switch t.set {
 		case Network:
 			return !inside
@@ -77,6 +86,14 @@ func chosen(r *http.Request, who auth.Principal) ([]*tool, error) {
 	return tools, nil
 }
 
+// ToolNames returns the names of all tools.
+func ToolNames() (out []string) {
+	for _, t := range catalog() {
+		out = append(out, t.Name)
+	}
+	return out
+}
+
 // CheckTools returns an error unless each of names is a set or a tool.
 func CheckTools(names []string) error {
 	_, err := choose(names)
@@ -93,7 +110,7 @@ func choose(names []string) ([]*tool, error) {
 	}
 	var out []*tool
 	for _, t := range catalog() {
-		if t.Name == "email_help" || slices.Contains(names, t.Name) || slices.Contains(names, string(t.set)) || slices.Contains(names, string(All)) {
+		if t.Name == helpTool || slices.Contains(names, t.Name) || slices.Contains(names, string(t.set)) || slices.Contains(names, string(All)) {
 			out = append(out, t)
 		}
 	}

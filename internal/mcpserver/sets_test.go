@@ -19,6 +19,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -601,6 +602,55 @@ func TestShowThread(t *testing.T) {
 		as := f.actions(t)
 		if slices.ContainsFunc(as, func(a oversight.Action) bool { return a.Proposer == who.String() }) {
 			t.Error("something was proposed without its thread")
+		}
+	})
+}
+
+// TestToolsByKey: a key that names its tools is offered these and calls no other.
+func TestToolsByKey(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		ctx := t.Context()
+		_, key := f.inbox(t, "alice")
+		who := f.who(t, key)
+		k, err := f.post.Keys.Open(ctx, who, key, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, narrow, err := f.post.Keys.Add(ctx, who, k, keyring.NewKey{Scope: seal.Propose, Tools: []string{"email_send", "email_draft_list"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := connect(t, f.srv.Handler(), narrow, "").ListTools(ctx, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, tool := range list.Tools {
+			names = append(names, tool.Name)
+		}
+		slices.Sort(names)
+		if !slices.Equal(names, []string{"email_draft_list", "email_help", "email_send"}) {
+			t.Errorf("offered = %v", names)
+		}
+		args := map[string]any{"to": []string{"bob@example.com"}, "subject": "s", "body": "b"}
+		if status, got := f.ask(t, f.srv.Handler(), narrow, "email_send", args, "", strings.NewReplacer()); status != 200 || got.isErr {
+			t.Errorf("email_send = %d %s", status, got.text)
+		}
+		// The attack: it asks for every set, and calls what it was not given.
+		for tool := range tools {
+			if tool == "email_send" || tool == "email_help" || tool == "email_draft_list" {
+				continue
+			}
+			body := fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":%q,"arguments":{}}}`, tool)
+			r := httptest.NewRequestWithContext(ctx, http.MethodPost, "http://postern.example"+Path+"?tools=all", strings.NewReader(body))
+			r.Header.Set("Content-Type", "application/json")
+			r.Header.Set("Authorization", "Bearer "+narrow.Reveal())
+			w := httptest.NewRecorder()
+			f.srv.Handler().ServeHTTP(w, r)
+			if !strings.Contains(w.Body.String(), "unknown tool") {
+				t.Errorf("%s = %d %s", tool, w.Code, w.Body)
+			}
 		}
 	})
 }

@@ -61,7 +61,7 @@ func (s *Service) mayPropose(ctx context.Context, who auth.Principal) error {
 		if err != nil {
 			return err
 		}
-		if slices.Index(seal.Scopes, scope) >= slices.Index(seal.Scopes, seal.Propose) {
+		if scope.Includes(seal.Send) {
 			return nil
 		}
 		return fmt.Errorf("this key may read, but not propose, runs: %w", auth.ErrForbidden)

@@ -188,7 +188,7 @@ func (k *Key) Credential() Credential { return k.cred }
 // Narrow reduces what k may do to scope. It never adds anything.
 func (k *Key) Narrow(scope Scope) {
 	if k.scope.Includes(scope) {
-		k.scope = scope
+		k.scope = Join(scope)
 	} else {
 		k.scope = ""
 	}

@@ -181,6 +181,18 @@ func TestScopesIncludeTheNarrowerOnes(t *testing.T) {
 		{seal.Read, seal.Propose, false},
 		{seal.Propose, seal.Read, true},
 		{seal.Manage, seal.Propose, true},
+		{seal.Propose, seal.Draft, true},
+		{seal.Propose, seal.Send, true},
+		{seal.Draft, seal.Send, false},
+		{seal.Draft, seal.Read, false},
+		{seal.Send, seal.Read, false},
+		{seal.Send, seal.Draft, false},
+		{seal.Send, seal.Propose, false},
+		{"draft send", seal.Send, true},
+		{"draft send", seal.Read, false},
+		{"read send", seal.Join(seal.Read, seal.Send), true},
+		{seal.Propose, seal.Manage, false},
+		{"send root", seal.Send, false},
 		{seal.Recover, seal.Read, false},
 		{seal.Recover, seal.Recover, false},
 		{"", "", false},
@@ -189,6 +201,21 @@ func TestScopesIncludeTheNarrowerOnes(t *testing.T) {
 	} {
 		if got := c.have.Includes(c.want); got != c.ok {
 			t.Errorf("%q includes %q = %v", c.have, c.want, got)
+		}
+	}
+	for in, want := range map[seal.Scope]seal.Scope{
+		"send read": "read send", "send  draft read": seal.Propose, "propose read": seal.Propose, "full read": seal.Manage, "recover": "", "read recover": "", "": "", "read root": "",
+	} {
+		if got := seal.Join(in); got != want {
+			t.Errorf("join(%q) = %q, want %q", in, got, want)
+		}
+		if in.Valid() && in != want || want != "" && !want.Valid() {
+			t.Errorf("%q is valid", in)
+		}
+	}
+	for s, opens := range map[seal.Scope]bool{seal.Read: true, seal.Propose: true, seal.Manage: true, seal.Recover: true, seal.Send: false, seal.Draft: false, "draft send": false, "": false, "root": false} {
+		if s.Opens() != opens {
+			t.Errorf("%q opens = %v", s, !opens)
 		}
 	}
 	var none seal.Key
