@@ -21,7 +21,7 @@ import (
 var layers = [][]string{
 	{"extract"}, // text out of any bytes
 	{"policy", "erofs", "mail", "mailquery", "scan", "leak", "statement", "guest", "mcpgateway", "sandbox/launch", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing", "tracing", "dockerfile", "attest"}, // pure rules, formats, and the database
-	{"contract", "rootfs", "erofs/erofstest", "inject", "mailservice", "publicnet", "registry/registrytest"},                                                                                                                       // what is done to outgoing requests; pure
+	{"contract", "rootfs", "erofs/erofstest", "inject", "mailservice", "publicnet", "registry/registrytest", "gmail/gmailtest"},                                                                                                    // what is done to outgoing requests; pure
 	{"registry", "auth", "message", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
 	{"signing", "people", "oversight/oversighttest"},
@@ -62,7 +62,7 @@ var only = map[string][]string{
 }
 
 // kits are for tests: nothing else may import them.
-var kits = []string{"storetest", "oversight/oversighttest", "mailauth/dnstest", "sandbox/sandboxtest", "smtpclient/postfixtest", "registry/registrytest", "erofs/erofstest"}
+var kits = []string{"storetest", "oversight/oversighttest", "mailauth/dnstest", "sandbox/sandboxtest", "smtpclient/postfixtest", "registry/registrytest", "erofs/erofstest", "gmail/gmailtest"}
 
 func TestLayers(t *testing.T) {
 	const prefix = "postern/internal/"

@@ -1,0 +1,4 @@
+package gmail
+
+// HandOver is handOver, for the fuzz target.
+var HandOver = handOver
