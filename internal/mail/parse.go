@@ -5,15 +5,12 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io"
-	"mime"
 	"mime/quotedprintable"
 	netmail "net/mail"
 	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
-
-	"golang.org/x/net/html/charset"
 )
 
 const (
@@ -57,6 +54,13 @@ type Message struct {
 // Digest returns the SHA-256 of the attachment's bytes in hexadecimal.
 func (a Attachment) Digest() string { return digest(a.Data) }
 
+// Text returns the attachment's first most octets as text, in the charset that it
+// names or, without one, as UTF-8.
+func (a Attachment) Text(most int) string {
+	text, _ := readCharset(a.Charset, a.Data[:min(len(a.Data), most)])
+	return text
+}
+
 // Parse reads a message. It fails with [ErrNotMessage] only for what has no
 // header or is too large; everything else is read as well as it can be, and
 // named in the warnings. Attachments share no memory with raw.
@@ -79,6 +83,9 @@ func Parse(raw []byte) (Message, error) {
 	m.readHeader(fields)
 	p := parser{m: &m}
 	p.walk(fields, body, 0, false)
+	if p.more > 0 {
+		m.limit("there are more than %d parts; %d more, and the files in them, were not read", maxParts, p.more)
+	}
 	m.Text = strings.TrimSuffix(m.Text, "\n")
 	m.HTML = strings.TrimSuffix(m.HTML, "\n")
 	return m, nil
@@ -88,6 +95,14 @@ func (m *Message) warn(format string, args ...any) {
 	s := shown(fmt.Sprintf(format, args...))
 	if len(m.Warnings) < maxWarnings && !slices.Contains(m.Warnings, s) {
 		m.Warnings = append(m.Warnings, s)
+	}
+}
+
+// limit warns that not all was read, before all other warnings: no number of those
+// may hide it.
+func (m *Message) limit(format string, args ...any) {
+	if s := shown(fmt.Sprintf(format, args...)); !slices.Contains(m.Warnings, s) {
+		m.Warnings = slices.Insert(m.Warnings, 0, s)[:min(len(m.Warnings)+1, maxWarnings)]
 	}
 }
 
@@ -137,6 +152,9 @@ func (m *Message) readHeader(fields []field) {
 	}
 	for _, f := range fields {
 		if f.is("Subject") || f.is("From") || f.is("To") || f.is("Cc") {
+			if label := rareWord(f.value); label != "" {
+				m.warn("the header %s is in the charset %s, which not all mail programs know: some show something else", f.name, quote(label))
+			}
 			if d := decodeWords(f.value); controls(d) != "" {
 				m.warn("the header %s hides the character %s", f.name, controls(d))
 			}
@@ -187,13 +205,11 @@ func messageIDs(v string) []string {
 type parser struct {
 	m     *Message
 	parts int
+	more  int // parts that were not read, without those within them
 }
 
 func (p *parser) walk(fields []field, body []byte, depth int, digestPart bool) {
-	if p.parts++; p.parts > maxParts {
-		p.m.warn("there are more than %d parts; the rest was not read", maxParts)
-		return
-	}
+	p.parts++
 	if depth > 0 {
 		for _, name := range once {
 			if strings.HasPrefix(name, "Content-") && count(fields, name) > 1 {
@@ -217,7 +233,7 @@ func (p *parser) walk(fields []field, body []byte, depth int, digestPart bool) {
 		case boundary == "" || len(boundary) > 200:
 			p.m.warn("a multipart has no usable boundary; it is shown as a file")
 		case depth >= maxDepth:
-			p.m.warn("there are more than %d levels of parts; the rest was not read", maxDepth)
+			p.m.limit("there are more than %d levels of parts; the rest was not read", maxDepth)
 		default:
 			p.walkParts(mediaType, boundary, body, depth)
 			return
@@ -237,31 +253,28 @@ func (p *parser) mediaType(ct string, digestPart bool) (string, map[string]strin
 	if s, err := parseStructured(ct); err == nil && strings.Contains(s.value, "/") {
 		return s.value, s.params
 	}
-	t, params, err := mime.ParseMediaType(ct)
-	if err == nil && strings.Contains(t, "/") {
-		return t, params
-	}
 	// Mail programs read on where RFC 2045 ends, so must we: else a part that
 	// they show would be hidden here.
-	p.m.warn("a Content-Type is malformed: %s", quote(ct))
-	t, rest, _ := strings.Cut(ct, ";")
-	t = strings.ToLower(strings.TrimSpace(t))
-	if strings.Count(t, "/") != 1 || strings.ContainsAny(t, " \t\"") {
-		return "text/plain", nil
+	s, odd := readLoosely(ct)
+	p.malformed("Content-Type", ct, odd)
+	if strings.Count(s.value, "/") != 1 || strings.Trim(s.value, "/") != s.value || strings.ContainsAny(s.value, " \t\"") {
+		return "text/plain", s.params
 	}
-	params = map[string]string{}
-	for kv := range strings.SplitSeq(rest, ";") {
-		k, v, _ := strings.Cut(kv, "=")
-		k = strings.ToLower(strings.TrimSpace(k))
-		if _, dup := params[k]; !dup {
-			params[k] = strings.Trim(strings.TrimSpace(v), `"`)
-		}
+	return s.value, s.params
+}
+
+// malformed warns of what is wrong with a field that was read loosely.
+func (p *parser) malformed(name, value string, odd []string) {
+	reason := ""
+	if len(odd) > 0 {
+		reason = ": " + odd[0]
 	}
-	return t, params
+	p.m.warn("a %s is malformed, and mail programs read it differently: %s%s", name, quote(value), reason)
 }
 
 func (p *parser) walkParts(mediaType, boundary string, body []byte, depth int) {
-	parts, outside, closed := splitParts(body, boundary)
+	parts, more, outside, closed := splitParts(body, boundary)
+	p.more += more
 	if outside > maxOutside {
 		p.m.warn("%d octets stand before or after the parts, where mail programs do not show them", outside)
 	}
@@ -271,9 +284,9 @@ func (p *parser) walkParts(mediaType, boundary string, body []byte, depth int) {
 	if len(parts) == 0 {
 		p.m.warn("a multipart has no parts")
 	}
-	for _, raw := range parts {
+	for i, raw := range parts {
 		if p.parts >= maxParts {
-			p.m.warn("there are more than %d parts; the rest was not read", maxParts)
+			p.more += len(parts) - i
 			return
 		}
 		fields, content, problems, err := splitHeader(raw)
@@ -317,12 +330,20 @@ func (p *parser) checkPartHeader(fields []field) {
 	}
 }
 
-// splitParts cuts a multipart body at its boundary lines. outside is the number
-// of octets that are in no part.
-func splitParts(body []byte, boundary string) (parts [][]byte, outside int, closed bool) {
+// splitParts cuts a multipart body at its boundary lines. more is how many parts
+// there are after the first maxParts; outside is the number of octets that are in no
+// part.
+func splitParts(body []byte, boundary string) (parts [][]byte, more, outside int, closed bool) {
+	add := func(part []byte) {
+		if len(parts) < maxParts {
+			parts = append(parts, part)
+		} else {
+			more++
+		}
+	}
 	delim := []byte("--" + boundary)
 	start := -1
-	for pos := 0; pos < len(body) && len(parts) <= maxParts; {
+	for pos := 0; pos < len(body); {
 		next := len(body)
 		if i := bytes.IndexByte(body[pos:], '\n'); i >= 0 {
 			next = pos + i + 1
@@ -341,38 +362,47 @@ func splitParts(body []byte, boundary string) (parts [][]byte, outside int, clos
 				if end > start && body[end-1] == '\r' {
 					end--
 				}
-				parts = append(parts, body[start:end])
+				add(body[start:end])
 			} else {
 				outside = len(bytes.TrimSpace(body[:pos]))
 			}
 			if last {
-				return parts, outside + len(bytes.TrimSpace(body[next:])), true
+				return parts, more, outside + len(bytes.TrimSpace(body[next:])), true
 			}
 			start = next
 		}
 		pos = next
 	}
 	if start >= 0 && start < len(body) {
-		parts = append(parts, body[start:])
+		add(body[start:])
 	}
-	return parts, outside, false
+	return parts, more, outside, false
 }
 
 func (p *parser) leaf(fields []field, mediaType string, params map[string]string, body []byte) {
 	data := p.decode(first(fields, "Content-Transfer-Encoding"), body)
 	disposition, dparams := "", map[string]string(nil)
 	if cd := first(fields, "Content-Disposition"); cd != "" {
-		if s, err := parseStructured(cd); err == nil {
-			disposition, dparams = s.value, s.params
-		} else if disposition, dparams, err = mime.ParseMediaType(cd); err != nil {
-			disposition, _, _ = strings.Cut(strings.ToLower(cd), ";")
-			disposition = strings.TrimSpace(disposition)
-			p.m.warn("a Content-Disposition is malformed: %s", quote(cd))
+		s, err := parseStructured(cd)
+		if err != nil {
+			var odd []string
+			s, odd = readLoosely(cd)
+			p.malformed("Content-Disposition", cd, odd)
+		}
+		disposition, dparams = s.value, s.params
+		if other := s.other["filename"]; other != "" {
+			p.m.warn("a file has two names, of which mail programs show the one or the other: %s and %s", quote(decodeWords(s.params["filename"])), quote(decodeWords(other)))
 		}
 	}
 	name := dparams["filename"]
 	if name == "" {
 		name = params["name"]
+	}
+	if label := rareWord(name); label != "" {
+		p.m.warn("the name of a file is in the charset %s, which not all mail programs know: some show something else", quote(label))
+	}
+	if ct := first(fields, "Content-Type"); strings.Contains(name, "=?") && (strings.Contains(ct, "name*") || strings.Contains(first(fields, "Content-Disposition"), "name*")) {
+		p.m.warn("the name of a file is encoded in two ways at once, and mail programs read it differently")
 	}
 	if disposition != "attachment" && name == "" {
 		switch mediaType {
@@ -510,31 +540,13 @@ func lenientQP(body []byte) []byte {
 
 // text appends a text part that is in the given charset to what was read before.
 func (p *parser) text(before, label string, data []byte) string {
-	var s string
-	switch label = strings.ToLower(strings.TrimSpace(label)); {
-	case slices.Contains([]string{"", "utf-8", "utf8", "us-ascii"}, label), label == "ascii" && utf8.Valid(data):
-		s = string(data)
-	default:
-		e, name := charset.Lookup(label)
-		if e == nil || name == "replacement" {
-			p.m.warn("a charset is unknown: %s", quote(label))
-			s = string(data)
-			break
-		}
-		if len(data) > maxBody {
-			data = data[:maxBody]
-			p.m.warn("a text is longer than %d octets; the rest is not shown", maxBody)
-		}
-		out, err := e.NewDecoder().Bytes(data)
-		if err != nil {
-			p.m.warn("a text is not in the charset that it names")
-			out = data
-		}
-		s = string(out)
+	if len(data) > maxBody {
+		data = data[:maxBody]
+		p.m.warn("a text is longer than %d octets; the rest is not shown", maxBody)
 	}
-	if !utf8.ValidString(s) {
-		p.m.warn("a text is not in the charset that it names")
-		s = strings.ToValidUTF8(s, "\ufffd")
+	s, odd := readCharset(label, data)
+	if odd != "" {
+		p.m.warn("%s", odd)
 	}
 	s = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(s)
 	if strings.IndexByte(s, 0) >= 0 {
