@@ -12,7 +12,6 @@ import (
 	"golang.org/x/net/html/charset"
 	"golang.org/x/text/encoding"
 	"golang.org/x/text/encoding/charmap"
-	"golang.org/x/text/encoding/htmlindex"
 	"golang.org/x/text/encoding/simplifiedchinese"
 )
 
@@ -118,10 +117,7 @@ func codePages(number int) encoding.Encoding {
 	case number >= 28591 && number <= 28606:
 		name = "iso-8859-" + strconv.Itoa(number-28590)
 	}
-	e, err := htmlindex.Get(name)
-	if err != nil {
-		return nil
-	}
+	e, _ := charset.Lookup(name)
 	return e
 }
 
@@ -136,7 +132,7 @@ func codePage(short string) decoder {
 	}
 	word = strings.TrimPrefix(word, "x")
 	if slices.Contains([]string{"", "iso"}, word) && strings.HasPrefix(short[len(short)-len(strconv.Itoa(number)):], "8859") {
-		if e, err := htmlindex.Get("iso-8859-" + strconv.Itoa(number)[len("8859"):]); err == nil {
+		if e, _ := charset.Lookup("iso-8859-" + strconv.Itoa(number)[len("8859"):]); e != nil {
 			return fromEncoding(e)
 		}
 		return nil
