@@ -242,7 +242,6 @@ func parseList(v string) (list []Address, ok bool) {
 	if strings.TrimSpace(v) == "" {
 		return nil, false
 	}
-	v = joinWords(v)
 	p := netmail.AddressParser{WordDecoder: wordDecoder}
 	if as, err := p.ParseList(v); err == nil && len(as) <= most {
 		ok = true

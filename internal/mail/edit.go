@@ -25,9 +25,18 @@ func (e Edit) Empty() bool {
 // date, and without fields of the header that [Compose] does not write, which no
 // reviewer was shown. What cannot be written is refused with a [FieldError].
 func (e Edit) Apply(env Envelope, now time.Time, messageIDDomain string) (Envelope, error) {
-	m, err := Parse(env.Raw)
+	d, err := e.Draft(env)
 	if err != nil {
 		return Envelope{}, err
+	}
+	return Compose(d, now, messageIDDomain)
+}
+
+// Draft returns the draft that [Edit.Apply] composes.
+func (e Edit) Draft(env Envelope) (Draft, error) {
+	m, err := Parse(env.Raw)
+	if err != nil {
+		return Draft{}, err
 	}
 	d := Draft{From: env.From, Bcc: env.hidden(m), Subject: m.Subject, Replied: m.AutoSubmitted == "auto-replied", References: m.References}
 	if len(m.From) == 1 && sameAddr(m.From[0].Addr, env.From) && !strings.ContainsRune(m.From[0].Name, '@') {
@@ -77,10 +86,10 @@ func (e Edit) Apply(env Envelope, now time.Time, messageIDDomain string) (Envelo
 	}
 	for _, i := range e.Drop {
 		if i < 0 || i >= len(m.Attachments) {
-			return Envelope{}, fieldErr("drop", "names file %d, and there are %d", i, len(m.Attachments))
+			return Draft{}, fieldErr("drop", "names file %d, and there are %d", i, len(m.Attachments))
 		}
 	}
-	return Compose(d, now, messageIDDomain)
+	return d, nil
 }
 
 // fragment returns what [document] was made from, or what it is given.

@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
+	"mime"
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"golang.org/x/net/html/charset"
 )
 
 // A Field is one header field of a message that was read.
@@ -22,10 +26,7 @@ type field struct {
 	raw   []byte // with its line ends
 }
 
-// is compares the length, too: folded, the long s of "ſubject" is an s.
-func (f field) is(name string) bool {
-	return len(f.name) == len(name) && strings.EqualFold(f.name, name)
-}
+func (f field) is(name string) bool { return strings.EqualFold(f.name, name) }
 
 // once lists the fields that RFC 5322 3.6 and RFC 2045 allow at most once.
 // A second one is how a reader and a mail program are made to see two
@@ -47,7 +48,6 @@ func splitHeader(raw []byte) (fields []field, body []byte, problems []string, er
 		}
 		problems = append(problems, s)
 	}
-	end := headerEnd{raw: raw}
 	for pos := 0; ; {
 		if pos >= len(raw) {
 			return fields, nil, problems, nil
@@ -55,10 +55,16 @@ func splitHeader(raw []byte) (fields []field, body []byte, problems []string, er
 		if pos > maxHeaderBytes || len(fields) > maxHeaderFields {
 			return nil, nil, nil, fmt.Errorf("%w: the header has more than %d octets or %d fields", ErrNotMessage, maxHeaderBytes, maxHeaderFields)
 		}
-		line, next := cutLine(raw, pos)
-		if next > pos && raw[next-1] == '\n' && next-pos == len(line)+1 {
-			problem("a header line ends in LF without CR")
+		end, next := len(raw), len(raw)
+		if i := bytes.IndexByte(raw[pos:], '\n'); i >= 0 {
+			end, next = pos+i, pos+i+1
+			if i > 0 && raw[end-1] == '\r' {
+				end--
+			} else {
+				problem("a header line ends in LF without CR")
+			}
 		}
+		line := raw[pos:end]
 		switch {
 		case len(line) == 0:
 			return fields, raw[next:], problems, nil
@@ -79,83 +85,26 @@ func splitHeader(raw []byte) (fields []field, body []byte, problems []string, er
 			pos = next
 			continue
 		}
-		name, proper := fieldName(line)
-		if name != "" && len(name) != bytes.IndexByte(line, ':') {
-			problem("a header field has white space before its colon")
+		colon := bytes.IndexByte(line, ':')
+		name := ""
+		if colon > 0 {
+			name = string(bytes.TrimRight(line[:colon], " \t"))
+			if len(name) != colon {
+				problem("a header field has white space before its colon")
+			}
 		}
-		if !proper {
+		if name == "" || strings.IndexFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f }) >= 0 {
 			if len(fields) == 0 && bytes.HasPrefix(line, []byte("From ")) {
 				problem("the message begins with an mbox line")
 				pos = next
 				continue
 			}
-			if !end.goesOn(pos, name) {
-				problem("the header ends without an empty line")
-				return fields, raw[pos:], problems, nil
-			}
-			// Most programs read on to the empty line, others take this line for the
-			// first of the text: fields that only some see stay fields here.
-			problem("a line of the header is no field; some mail programs show it and what follows as text: " + quote(string(line)))
-			if name == "" {
-				for pos = next; pos < len(raw) && (raw[pos] == ' ' || raw[pos] == '\t'); { // its continuation is no field's
-					_, pos = cutLine(raw, pos)
-				}
-				continue
-			}
+			problem("the header ends without an empty line")
+			return fields, raw[pos:], problems, nil
 		}
 		fields = append(fields, field{name: name, raw: raw[pos:next]})
 		pos = next
 	}
-}
-
-// cutLine returns the line at pos without its end, and where the next one begins.
-func cutLine(raw []byte, pos int) (line []byte, next int) {
-	i := bytes.IndexByte(raw[pos:], '\n')
-	if i < 0 {
-		return raw[pos:], len(raw)
-	}
-	return bytes.TrimSuffix(raw[pos:pos+i], []byte("\r")), pos + i + 1
-}
-
-// fieldName returns the name of the field in a line, without white space before its
-// colon, or nothing if there is none. Proper says that it is as RFC 5322 3.6.8 says.
-func fieldName(line []byte) (name string, proper bool) {
-	colon := bytes.IndexByte(line, ':')
-	if colon <= 0 {
-		return "", false
-	}
-	name = string(bytes.TrimRight(line[:colon], " \t"))
-	return name, name != "" && strings.IndexFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f }) < 0
-}
-
-// A headerEnd finds out, once, how far the header of raw goes.
-type headerEnd struct {
-	raw   []byte
-	known bool
-	empty int // where the empty line begins, or -1
-	last  int // where the last proper field before it begins, or -1
-}
-
-// goesOn reports whether the header goes on at pos, where a line is that is no
-// proper field. It does if it has an empty line to end it and the line has the name of
-// a field in letters that are not ASCII, or a proper field follows. Else it is text:
-// "Dear Ann: …".
-func (h *headerEnd) goesOn(pos int, name string) bool {
-	if !h.known {
-		h.known, h.empty, h.last = true, -1, -1
-		for at := pos; at < min(len(h.raw), maxHeaderBytes); {
-			line, next := cutLine(h.raw, at)
-			if len(line) == 0 {
-				h.empty = at
-				break
-			}
-			if _, proper := fieldName(line); proper && line[0] != ' ' && line[0] != '\t' {
-				h.last = at
-			}
-			at = next
-		}
-	}
-	return h.empty >= 0 && (h.last > pos || name != "" && !strings.ContainsAny(name, " \t"))
 }
 
 // unfold fills in the values of fields: done once each, since appending line
@@ -187,6 +136,26 @@ func count(fields []field, name string) int {
 		}
 	}
 	return n
+}
+
+var wordDecoder = &mime.WordDecoder{CharsetReader: func(label string, r io.Reader) (io.Reader, error) {
+	e, name := charset.Lookup(label)
+	if e == nil || name == "replacement" {
+		return nil, fmt.Errorf("unknown charset %q", label)
+	}
+	return e.NewDecoder().Reader(r), nil
+}}
+
+// decodeWords decodes RFC 2047 words; what cannot be decoded stays as it is.
+func decodeWords(s string) string {
+	d, err := wordDecoder.DecodeHeader(s)
+	if err != nil {
+		d = s
+	}
+	if !utf8.ValidString(d) {
+		d = strings.ToValidUTF8(d, "\ufffd")
+	}
+	return d
 }
 
 // shown returns one line of text with every unseen character made visible, so

@@ -465,27 +465,3 @@ func TestWideTables(t *testing.T) {
 		t.Errorf("an ordinary table has %d rows, %v", strings.Count(doc, "<tr>"), err)
 	}
 }
-
-// TestAllFilesAreRead: how many parts are beyond the limit is said, and no number of
-// other warnings hides it.
-func TestAllFilesAreRead(t *testing.T) {
-	head := "From: a@b.example\r\nMIME-Version: 1.0\r\nContent-Type: multipart/mixed; boundary=B\r\n\r\n"
-	part := "--B\r\nX-Odd-%d: 1\r\nContent-Disposition: attachment; filename=%d.txt\r\n\r\nx\r\n"
-	for n, want := range map[int]string{200: "", 499: "", 500: "more than 500 parts; 1 more", 700: "more than 500 parts; 201 more"} {
-		var b strings.Builder
-		b.WriteString(head)
-		for i := range n {
-			fmt.Fprintf(&b, part, i, i)
-		}
-		m, err := Parse([]byte(b.String() + "--B--\r\n"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(m.Attachments) != min(n, 499) {
-			t.Errorf("of %d files %d are read", n, len(m.Attachments))
-		}
-		if want != "" && !strings.Contains(m.Warnings[0], want) || want == "" && strings.Contains(m.Warnings[0], "parts") {
-			t.Errorf("%d files: %q", n, m.Warnings)
-		}
-	}
-}

@@ -165,16 +165,14 @@ func (s *structured) join(base string, names []string, raw map[string]string) (s
 		return "", odd
 	}
 	label, all := "utf-8", []byte(nil)
-	encoded := slices.ContainsFunc(names, func(name string) bool { return strings.HasSuffix(name, "*") })
 	for i := range names {
 		name := base + "*" + strconv.Itoa(i)
-		if v, ok := raw[name]; ok {
-			// The attack: among encoded pieces some programs decode a plain one too,
-			// and others none if the first is plain.
-			if encoded && (i == 0 || strings.Contains(v, "%")) {
-				return "", odd
-			}
+		if v, ok := raw[name]; ok && i > 0 {
 			all = append(all, v...)
+			continue
+		} else if ok {
+			all = append(all, v...)
+			label = "utf-8" // the plain pieces are what they are
 			continue
 		}
 		v, ok := raw[name+"*"]

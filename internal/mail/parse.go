@@ -2,12 +2,18 @@ package mail
 
 import (
 	"bytes"
+	"encoding/base64"
 	"fmt"
+	"io"
+	"mime"
+	"mime/quotedprintable"
 	netmail "net/mail"
 	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"golang.org/x/net/html/charset"
 )
 
 const (
@@ -51,13 +57,6 @@ type Message struct {
 // Digest returns the SHA-256 of the attachment's bytes in hexadecimal.
 func (a Attachment) Digest() string { return digest(a.Data) }
 
-// Text returns the attachment's first most octets as text, in the charset that it
-// names or, without one, as UTF-8.
-func (a Attachment) Text(most int) string {
-	text, _ := readCharset(a.Charset, a.Data[:min(len(a.Data), most)])
-	return text
-}
-
 // Parse reads a message. It fails with [ErrNotMessage] only for what has no
 // header or is too large; everything else is read as well as it can be, and
 // named in the warnings. Attachments share no memory with raw.
@@ -80,9 +79,6 @@ func Parse(raw []byte) (Message, error) {
 	m.readHeader(fields)
 	p := parser{m: &m}
 	p.walk(fields, body, 0, false)
-	if p.more > 0 {
-		m.limit("there are more than %d parts; %d more, and the files in them, were not read", maxParts, p.more)
-	}
 	m.Text = strings.TrimSuffix(m.Text, "\n")
 	m.HTML = strings.TrimSuffix(m.HTML, "\n")
 	return m, nil
@@ -92,14 +88,6 @@ func (m *Message) warn(format string, args ...any) {
 	s := shown(fmt.Sprintf(format, args...))
 	if len(m.Warnings) < maxWarnings && !slices.Contains(m.Warnings, s) {
 		m.Warnings = append(m.Warnings, s)
-	}
-}
-
-// limit warns that not all was read, before all other warnings: no number of those
-// may hide it.
-func (m *Message) limit(format string, args ...any) {
-	if s := shown(fmt.Sprintf(format, args...)); !slices.Contains(m.Warnings, s) {
-		m.Warnings = slices.Insert(m.Warnings, 0, s)[:min(len(m.Warnings)+1, maxWarnings)]
 	}
 }
 
@@ -149,9 +137,6 @@ func (m *Message) readHeader(fields []field) {
 	}
 	for _, f := range fields {
 		if f.is("Subject") || f.is("From") || f.is("To") || f.is("Cc") {
-			if label := rareWord(f.value); label != "" {
-				m.warn("the header %s is in the charset %s, which not all mail programs know: some show something else", f.name, quote(label))
-			}
 			if d := decodeWords(f.value); controls(d) != "" {
 				m.warn("the header %s hides the character %s", f.name, controls(d))
 			}
@@ -202,11 +187,13 @@ func messageIDs(v string) []string {
 type parser struct {
 	m     *Message
 	parts int
-	more  int // parts that were not read, without those within them
 }
 
 func (p *parser) walk(fields []field, body []byte, depth int, digestPart bool) {
-	p.parts++
+	if p.parts++; p.parts > maxParts {
+		p.m.warn("there are more than %d parts; the rest was not read", maxParts)
+		return
+	}
 	if depth > 0 {
 		for _, name := range once {
 			if strings.HasPrefix(name, "Content-") && count(fields, name) > 1 {
@@ -230,7 +217,7 @@ func (p *parser) walk(fields []field, body []byte, depth int, digestPart bool) {
 		case boundary == "" || len(boundary) > 200:
 			p.m.warn("a multipart has no usable boundary; it is shown as a file")
 		case depth >= maxDepth:
-			p.m.limit("there are more than %d levels of parts; the rest was not read", maxDepth)
+			p.m.warn("there are more than %d levels of parts; the rest was not read", maxDepth)
 		default:
 			p.walkParts(mediaType, boundary, body, depth)
 			return
@@ -250,28 +237,31 @@ func (p *parser) mediaType(ct string, digestPart bool) (string, map[string]strin
 	if s, err := parseStructured(ct); err == nil && strings.Contains(s.value, "/") {
 		return s.value, s.params
 	}
+	t, params, err := mime.ParseMediaType(ct)
+	if err == nil && strings.Contains(t, "/") {
+		return t, params
+	}
 	// Mail programs read on where RFC 2045 ends, so must we: else a part that
 	// they show would be hidden here.
-	s, odd := readLoosely(ct)
-	p.malformed("Content-Type", ct, odd)
-	if strings.Count(s.value, "/") != 1 || strings.Trim(s.value, "/") != s.value || strings.ContainsAny(s.value, " \t\"") {
-		return "text/plain", s.params
+	p.m.warn("a Content-Type is malformed: %s", quote(ct))
+	t, rest, _ := strings.Cut(ct, ";")
+	t = strings.ToLower(strings.TrimSpace(t))
+	if strings.Count(t, "/") != 1 || strings.ContainsAny(t, " \t\"") {
+		return "text/plain", nil
 	}
-	return s.value, s.params
-}
-
-// malformed warns of what is wrong with a field that was read loosely.
-func (p *parser) malformed(name, value string, odd []string) {
-	reason := ""
-	if len(odd) > 0 {
-		reason = ": " + odd[0]
+	params = map[string]string{}
+	for kv := range strings.SplitSeq(rest, ";") {
+		k, v, _ := strings.Cut(kv, "=")
+		k = strings.ToLower(strings.TrimSpace(k))
+		if _, dup := params[k]; !dup {
+			params[k] = strings.Trim(strings.TrimSpace(v), `"`)
+		}
 	}
-	p.m.warn("a %s is malformed, and mail programs read it differently: %s%s", name, quote(value), reason)
+	return t, params
 }
 
 func (p *parser) walkParts(mediaType, boundary string, body []byte, depth int) {
-	parts, more, outside, closed := splitParts(body, boundary)
-	p.more += more
+	parts, outside, closed := splitParts(body, boundary)
 	if outside > maxOutside {
 		p.m.warn("%d octets stand before or after the parts, where mail programs do not show them", outside)
 	}
@@ -281,9 +271,9 @@ func (p *parser) walkParts(mediaType, boundary string, body []byte, depth int) {
 	if len(parts) == 0 {
 		p.m.warn("a multipart has no parts")
 	}
-	for i, raw := range parts {
+	for _, raw := range parts {
 		if p.parts >= maxParts {
-			p.more += len(parts) - i
+			p.m.warn("there are more than %d parts; the rest was not read", maxParts)
 			return
 		}
 		fields, content, problems, err := splitHeader(raw)
@@ -327,20 +317,12 @@ func (p *parser) checkPartHeader(fields []field) {
 	}
 }
 
-// splitParts cuts a multipart body at its boundary lines. more is how many parts
-// there are after the first maxParts; outside is the number of octets that are in no
-// part.
-func splitParts(body []byte, boundary string) (parts [][]byte, more, outside int, closed bool) {
-	add := func(part []byte) {
-		if len(parts) < maxParts {
-			parts = append(parts, part)
-		} else {
-			more++
-		}
-	}
+// splitParts cuts a multipart body at its boundary lines. outside is the number
+// of octets that are in no part.
+func splitParts(body []byte, boundary string) (parts [][]byte, outside int, closed bool) {
 	delim := []byte("--" + boundary)
 	start := -1
-	for pos := 0; pos < len(body); {
+	for pos := 0; pos < len(body) && len(parts) <= maxParts; {
 		next := len(body)
 		if i := bytes.IndexByte(body[pos:], '\n'); i >= 0 {
 			next = pos + i + 1
@@ -359,47 +341,38 @@ func splitParts(body []byte, boundary string) (parts [][]byte, more, outside int
 				if end > start && body[end-1] == '\r' {
 					end--
 				}
-				add(body[start:end])
+				parts = append(parts, body[start:end])
 			} else {
 				outside = len(bytes.TrimSpace(body[:pos]))
 			}
 			if last {
-				return parts, more, outside + len(bytes.TrimSpace(body[next:])), true
+				return parts, outside + len(bytes.TrimSpace(body[next:])), true
 			}
 			start = next
 		}
 		pos = next
 	}
 	if start >= 0 && start < len(body) {
-		add(body[start:])
+		parts = append(parts, body[start:])
 	}
-	return parts, more, outside, false
+	return parts, outside, false
 }
 
 func (p *parser) leaf(fields []field, mediaType string, params map[string]string, body []byte) {
 	data := p.decode(first(fields, "Content-Transfer-Encoding"), body)
 	disposition, dparams := "", map[string]string(nil)
 	if cd := first(fields, "Content-Disposition"); cd != "" {
-		s, err := parseStructured(cd)
-		if err != nil {
-			var odd []string
-			s, odd = readLoosely(cd)
-			p.malformed("Content-Disposition", cd, odd)
-		}
-		disposition, dparams = s.value, s.params
-		if other := s.other["filename"]; other != "" {
-			p.m.warn("a file has two names, of which mail programs show the one or the other: %s and %s", quote(decodeWords(s.params["filename"])), quote(decodeWords(other)))
+		if s, err := parseStructured(cd); err == nil {
+			disposition, dparams = s.value, s.params
+		} else if disposition, dparams, err = mime.ParseMediaType(cd); err != nil {
+			disposition, _, _ = strings.Cut(strings.ToLower(cd), ";")
+			disposition = strings.TrimSpace(disposition)
+			p.m.warn("a Content-Disposition is malformed: %s", quote(cd))
 		}
 	}
 	name := dparams["filename"]
 	if name == "" {
 		name = params["name"]
-	}
-	if label := rareWord(name); label != "" {
-		p.m.warn("the name of a file is in the charset %s, which not all mail programs know: some show something else", quote(label))
-	}
-	if ct := first(fields, "Content-Type"); strings.Contains(name, "=?") && (strings.Contains(ct, "name*") || strings.Contains(first(fields, "Content-Disposition"), "name*")) {
-		p.m.warn("the name of a file is encoded in two ways at once, and mail programs read it differently")
 	}
 	if disposition != "attachment" && name == "" {
 		switch mediaType {
@@ -457,4 +430,123 @@ func (p *parser) fileName(name, mediaType string) string {
 		}
 	}
 	return safe
+}
+
+// decode undoes a transfer encoding. It always copies.
+func (p *parser) decode(encoding string, body []byte) []byte {
+	switch strings.ToLower(strings.TrimSpace(encoding)) {
+	case "base64":
+		clean := make([]byte, 0, len(body))
+		padded, after, odd := false, false, false
+		for _, c := range body {
+			switch {
+			case c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '+' || c == '/':
+				if padded {
+					after = true
+					continue
+				}
+				clean = append(clean, c)
+			case c == '=':
+				padded = true
+			case c != '\r' && c != '\n' && c != ' ' && c != '\t':
+				odd = true
+			}
+		}
+		if after {
+			p.m.warn("base64 goes on after its end; what follows was not read")
+		}
+		if odd || len(clean)%4 == 1 {
+			p.m.warn("base64 has characters that do not belong")
+		}
+		if len(clean)%4 == 1 { // a lone last character carries no whole byte
+			clean = clean[:len(clean)-1]
+		}
+		out, err := base64.RawStdEncoding.AppendDecode(nil, clean)
+		if err != nil {
+			p.m.warn("base64 cannot be read to its end")
+		}
+		return out
+	case "quoted-printable":
+		out, err := io.ReadAll(quotedprintable.NewReader(bytes.NewReader(body)))
+		if err != nil {
+			// The library stops at the first error; programs show the rest.
+			p.m.warn("quoted-printable is malformed; the part is shown undecoded from there")
+			out = lenientQP(body)
+		}
+		return out
+	case "", "7bit", "8bit", "binary":
+	default:
+		p.m.warn("a transfer encoding is unknown: %s", quote(encoding))
+	}
+	return bytes.Clone(body)
+}
+
+func lenientQP(body []byte) []byte {
+	out := make([]byte, 0, len(body))
+	hex := func(c byte) int {
+		i := strings.IndexByte("0123456789ABCDEFabcdef", c)
+		if i > 15 {
+			i -= 6
+		}
+		return i
+	}
+	for i := 0; i < len(body); i++ {
+		c := body[i]
+		if c == '=' {
+			if i+2 < len(body) && hex(body[i+1]) >= 0 && hex(body[i+2]) >= 0 {
+				out = append(out, byte(hex(body[i+1])<<4|hex(body[i+2])))
+				i += 2
+				continue
+			}
+			if rest := bytes.TrimLeft(body[i+1:], " \t\r"); len(rest) > 0 && rest[0] == '\n' {
+				i = len(body) - len(rest)
+				continue
+			}
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// text appends a text part that is in the given charset to what was read before.
+func (p *parser) text(before, label string, data []byte) string {
+	var s string
+	switch label = strings.ToLower(strings.TrimSpace(label)); {
+	case slices.Contains([]string{"", "utf-8", "utf8", "us-ascii"}, label), label == "ascii" && utf8.Valid(data):
+		s = string(data)
+	default:
+		e, name := charset.Lookup(label)
+		if e == nil || name == "replacement" {
+			p.m.warn("a charset is unknown: %s", quote(label))
+			s = string(data)
+			break
+		}
+		if len(data) > maxBody {
+			data = data[:maxBody]
+			p.m.warn("a text is longer than %d octets; the rest is not shown", maxBody)
+		}
+		out, err := e.NewDecoder().Bytes(data)
+		if err != nil {
+			p.m.warn("a text is not in the charset that it names")
+			out = data
+		}
+		s = string(out)
+	}
+	if !utf8.ValidString(s) {
+		p.m.warn("a text is not in the charset that it names")
+		s = strings.ToValidUTF8(s, "\ufffd")
+	}
+	s = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(s)
+	if strings.IndexByte(s, 0) >= 0 {
+		p.m.warn("a text contains NUL characters")
+		s = strings.ReplaceAll(s, "\x00", "\ufffd")
+	}
+	if len(before)+len(s) > maxBody {
+		p.m.warn("a text is longer than %d octets; the rest is not shown", maxBody)
+		s = strings.ToValidUTF8(s[:max(0, maxBody-len(before))], "")
+	}
+	if before != "" && !strings.HasSuffix(before, "\n") {
+		before += "\n"
+	}
+	return before + s
 }

@@ -12,11 +12,10 @@ import (
 
 // A reading is what somebody else's mail program shows of a message.
 type reading struct {
-	Subject, Text string
-	Words         []string
-	HTML          string
-	Files         []struct{ Name, SHA256, Text string }
-	Error         string
+	Words []string
+	HTML  string
+	Files []struct{ Name, SHA256, Text string }
+	Error string
 }
 
 // reader starts a program of test/mail that reads messages, and returns a

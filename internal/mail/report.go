@@ -83,7 +83,7 @@ func ParseReport(raw []byte) (Report, bool) {
 	}
 	p := parser{m: &Message{}}
 	var r Report
-	parts, _, _, _ := splitParts(body, boundary)
+	parts, _, _ := splitParts(body, boundary)
 	for _, part := range parts {
 		head, content, _, err := splitHeader(part)
 		if err != nil {
