@@ -235,6 +235,7 @@ var holdings = []struct{ table, blob string }{
 	{"mail_segment", "blob_id"},
 	{"mail_segment_text", "blob_id"},
 	{"draft", "blob_id"},
+	{"inbox_note", ""},
 	{"thread_ref", ""},
 	{"thread", ""},
 	{"inbox_use", ""},

@@ -221,7 +221,7 @@ func (x *Index) digestOne(k *seal.Key, u unfolded, text bool) *indexed {
 	f.doc = mailquery.Doc{
 		From: wordsOf(s.From, maxLineWords), To: wordsOf(strings.Join(s.To, " , "), maxListWords), Cc: wordsOf(strings.Join(s.Cc, " , "), maxListWords),
 		Subject: wordsOf(s.Subject, maxLineWords), Files: wordsOf(strings.Join(names, " , "), maxListWords), MessageID: []byte(s.MessageID),
-		Attachments: len(s.Attachments) + s.MoreFiles, At: store.FromTime(u.at), Size: u.size, Sent: u.direction == message.Out,
+		Attachments: len(s.Attachments), At: store.FromTime(u.at), Size: u.size, Sent: u.direction == message.Out,
 	}
 	f.meta = f.encode()
 	if text {

@@ -367,6 +367,7 @@ func removeMessages(ctx context.Context, tx *store.Tx, inbox, where string, most
 		args      []any
 	}{
 		{`delete from message_label where inbox_id = $1 and message_id in (` + in + `)`, args},
+		{`delete from inbox_note where inbox_id = $1 and id in (` + in + `)`, args},
 		{`delete from message where inbox_id = $1 and id in (` + in + `)`, args},
 		{`delete from thread_ref where inbox_id = $1 and thread_id in (` + in + `) and not exists (select 1 from message m where m.thread_id = thread_ref.thread_id)`, threads},
 		{`delete from thread where inbox_id = $1 and id in (` + in + `) and not exists (select 1 from message m where m.thread_id = thread.id)`, threads},

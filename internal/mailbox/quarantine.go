@@ -59,7 +59,7 @@ func (m *PostOffice) inspect(e Arrival, p mail.Message) message.Security {
 		}
 		f := scan.Attachment{Name: a.Name}
 		if t := strings.ToLower(a.ContentType); strings.HasPrefix(t, "text/") || strings.Contains(t, "json") || strings.Contains(t, "xml") || strings.HasPrefix(t, "message/") {
-			f.Text = a.Text(maxScanFileText)
+			f.Text = strings.ToValidUTF8(string(a.Data[:min(len(a.Data), maxScanFileText)]), "\ufffd")
 		}
 		in.Attachments = append(in.Attachments, f)
 	}

@@ -3,9 +3,13 @@ package mailbox
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/keyring"
+	"postern/internal/message"
+	"postern/internal/seal"
 	"postern/internal/store"
 )
 
@@ -41,6 +45,36 @@ func (m *PostOffice) Usage(ctx context.Context, who auth.Principal) (out map[str
 	})
 	if err != nil {
 		return nil, fmt.Errorf("measure inboxes: %w", err)
+	}
+	return out, nil
+}
+
+// A Traffic is how many messages of one day an inbox holds.
+type Traffic struct {
+	Day       time.Time // its beginning, in UTC
+	Direction message.Direction
+	Messages  int64
+}
+
+// Traffic returns how much mail the inbox that k opens got and sent on each day
+// from one moment to another. Mail that was removed for good is not counted.
+func (m *PostOffice) Traffic(ctx context.Context, who auth.Principal, k *seal.Key, from, to time.Time) (out []Traffic, err error) {
+	if err := keyring.MayOpen(who, k.Inbox()); err != nil {
+		return nil, err
+	}
+	const day = int64(24 * time.Hour / time.Microsecond)
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		out, err = store.List(ctx, tx, func(row func(...any) error) (t Traffic, err error) {
+			var n int64
+			err = row(&n, &t.Direction, &t.Messages)
+			t.Day = store.FromTime(n * day)
+			return t, err
+		}, `select at / $1, direction, count(*) from message where inbox_id = $2 and at >= $3 and at < $4 group by 1, 2 order by 1, 2`,
+			day, k.Inbox(), store.Time(from), store.Time(to))
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("count mail of inbox %s: %w", k.Inbox(), err)
 	}
 	return out, nil
 }
