@@ -320,3 +320,50 @@ func TestLobster(t *testing.T) {
 		}
 	})
 }
+
+// TestMultiMail: an account receives events of its inboxes in MultiMail's words.
+func TestMultiMail(t *testing.T) {
+	p := newPost(t, storetest.SQLite(t))
+	_, token, err := p.Keys.NewAccount(t.Context(), p.who, "account")
+	if err != nil {
+		t.Fatal(err)
+	}
+	account, err := auth.CheckKey(t.Context(), p.db, token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine, _, err := p.CreateInbox(t.Context(), account, directory.NewInbox{Address: "mine"}, token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, _ := p.inbox(t, "other")
+	h := hooks(t, p.db, webhook.Config{Private: true, Retry: time.Millisecond})
+	r := newReceiver(t, nil)
+	made, secret, err := h.CreateAs(t.Context(), account, webhook.MultiMail, change("m", r.URL+"/m", "message.received"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	free(t, h, account, made.ID)
+	run(t, h)
+	p.receive(t, other)
+	p.receive(t, mine)
+	eventually(t, "a request", func() bool { return len(r.requests()) >= 1 })
+	for _, q := range r.requests() {
+		var b struct {
+			Event     string
+			Timestamp time.Time
+			Data      map[string]string
+		}
+		if err := json.Unmarshal(q.body, &b); err != nil || b.Event != "message.received" || b.Timestamp.IsZero() || b.Data["mailbox_id"] != mine.ID || b.Data["direction"] != "inbound" || !strings.HasPrefix(b.Data["email_id"], "msg_") {
+			t.Errorf("body: %s, %v", q.body, err)
+		}
+		m := hmac.New(sha256.New, []byte(secret.Reveal()))
+		m.Write(q.body)
+		if got, want := q.header.Get("X-MultiMail-Signature"), "sha256="+hex.EncodeToString(m.Sum(nil)); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		if got, want := q.header.Get("webhook-signature"), signed(q, secret); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}

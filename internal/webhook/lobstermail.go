@@ -59,9 +59,14 @@ func (d Dialect) names(e event.Event) []event.Type {
 // payload returns the body for e under one of its types, and the ID by which a
 // receiver detects a repetition.
 func (d Dialect) payload(e event.Event, name event.Type) (id, content string, err error) {
-	if d != Lobster {
+	switch d {
+	case MultiMail:
+		content, err = multimailBody(e)
+		return e.ID, content, err
+	case Standard:
 		content, err = body(e)
 		return e.ID, content, err
+	case Lobster:
 	}
 	id = e.ID
 	if name == scanComplete {
@@ -81,10 +86,11 @@ func (d Dialect) payload(e event.Event, name event.Type) (id, content string, er
 	return id, string(b), err
 }
 
-// lobsterSignature returns the value of X-LobsterMail-Signature. It does not cover a
+// bodySignature returns the value of X-LobsterMail-Signature and of
+// X-MultiMail-Signature, which are alike. It does not cover a
 // time, so an old delivery can be replayed; receivers should check
 // webhook-signature, which is sent as well.
-func lobsterSignature(secret auth.Secret, body []byte) string {
+func bodySignature(secret auth.Secret, body []byte) string {
 	m := hmac.New(sha256.New, []byte(secret.Reveal()))
 	m.Write(body)
 	return "sha256=" + hex.EncodeToString(m.Sum(nil))

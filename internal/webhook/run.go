@@ -229,8 +229,12 @@ func (p *attempt) signed(secrets []auth.Secret, now time.Time) (b []byte, header
 		headers["e2b-webhook-id"], headers["e2b-delivery-id"] = p.webhook, p.id+"."+strconv.Itoa(p.attempt)
 		headers["e2b-signature-version"], headers["e2b-signature"] = "v1", e2b
 	}
-	if p.dialect == Lobster {
-		headers["X-LobsterMail-Signature"] = lobsterSignature(secrets[0], b)
+	switch p.dialect {
+	case Lobster:
+		headers["X-LobsterMail-Signature"] = bodySignature(secrets[0], b)
+	case MultiMail:
+		headers["X-MultiMail-Signature"] = bodySignature(secrets[0], b)
+	case Standard:
 	}
 	ts := strconv.FormatInt(now.Unix(), 10)
 	var signatures []string

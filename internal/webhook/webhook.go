@@ -171,8 +171,9 @@ type Dialect string
 
 // The dialects.
 const (
-	Standard Dialect = ""
-	Lobster  Dialect = "lobstermail" // for receivers that were written for LobsterMail
+	Standard  Dialect = ""
+	Lobster   Dialect = "lobstermail" // for receivers that were written for LobsterMail
+	MultiMail Dialect = "multimail"   // for receivers that were written for MultiMail
 )
 
 // A Change sets fields of a webhook; nil fields stay as they are.
@@ -222,6 +223,8 @@ func (w Webhook) types() []event.Type {
 	switch {
 	case w.Dialect == Lobster:
 		return lobsterTypes()
+	case w.Dialect == MultiMail:
+		return event.MailTypes() // its types have the same names
 	case w.Credential != "":
 		return event.MailTypes()
 	}
