@@ -36,7 +36,7 @@ var layers = [][]string{
 	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail", "imapmail"}, // the outside world
 	{"build"}, // templates of projects
 	{"run"},   // runs by contract
-	{"e2bapi", "mailapi", "mcpserver", "bridge", "console", "notary", "verification"}, // the doors
+	{"e2bapi", "mailapi", "multimail", "mcpserver", "bridge", "console", "notary", "verification"}, // the doors
 }
 
 // only restricts what a package may import from outside the standard library.
@@ -47,7 +47,6 @@ var only = map[string][]string{
 	},
 	"mail": {
 		"golang.org/x/net/html", "golang.org/x/net/html/atom", "golang.org/x/net/html/charset", "golang.org/x/net/idna",
-		"golang.org/x/text/encoding", "golang.org/x/text/encoding/charmap", "golang.org/x/text/encoding/simplifiedchinese",
 		"github.com/yuin/goldmark", "github.com/yuin/goldmark/extension", "github.com/yuin/goldmark/parser", "github.com/yuin/goldmark/renderer/html", "github.com/yuin/goldmark/util",
 	},
 	"extract": {

@@ -26,6 +26,7 @@ import (
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
+	"postern/internal/multimail"
 	"postern/internal/notary"
 	"postern/internal/oversight"
 	"postern/internal/people"
@@ -250,6 +251,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		return err
 	}
 	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Book: d.book, Notify: d.notify, Secrets: d.secrets, Permits: d.permits, Denials: d.denials, Traces: d.traces, Commands: d.commands, Runs: d.runs, Exports: d.exports, Prover: d.prover, Tools: mcpserver.ToolNames(), Signup: d.conf.Signup})
+	d.multimail = multimail.New(d.log, d.db, d.gate, d.post, multimail.Config{Domains: d.doms, Webhooks: d.hooks})
 	public := notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys, Runs: d.runKeys}
 	if d.issuer != nil {
 		public.Issuer = d.issuer

@@ -22,6 +22,7 @@ import (
 	"postern/internal/egress"
 	"postern/internal/mailapi"
 	"postern/internal/mcpserver"
+	"postern/internal/multimail"
 	"postern/internal/notary"
 	"postern/internal/notify"
 	"postern/internal/store"
@@ -37,6 +38,7 @@ func (d *daemon) handler() http.Handler {
 		mux.Handle(p, d.mcp.Metadata())
 	}
 	mux.Handle("/v1/", d.mailAPI.Handler())
+	mux.Handle(multimail.Path+"/", http.StripPrefix(multimail.Path, d.multimail.Handler()))
 	for _, p := range notary.Paths {
 		mux.Handle(p, d.notary.Handler())
 	}

@@ -25,6 +25,7 @@ import (
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
+	"postern/internal/multimail"
 	"postern/internal/notary"
 	"postern/internal/notify"
 	"postern/internal/oversight"
@@ -171,10 +172,12 @@ type daemon struct {
 	e2b     *e2bapi.Server
 	mcp     *mcpserver.Server
 	mailAPI *mailapi.Server
-	console *console.Server
-	notary  *notary.Server
-	notify  *notify.Notifier // nil unless people are notified of waiting actions
-	smtp    *smtpserver.Server
+
+	multimail *multimail.Server
+	console   *console.Server
+	notary    *notary.Server
+	notify    *notify.Notifier // nil unless people are notified of waiting actions
+	smtp      *smtpserver.Server
 
 	zone  *zone.Server                // nil without --listen-dns
 	renew func(context.Context) error // nil without --acme
