@@ -45,9 +45,8 @@ type Message struct {
 	InReplyTo   []string  `json:"in_reply_to"`
 	References  []string  `json:"references"` // the oldest first
 	Attachments []File    `json:"attachments"`
-	MoreFiles   int       `json:"more_attachments"` // that a list leaves out; the message itself has all
-	Warnings    []string  `json:"warnings"`         // for people: where the message is not what it seems
-	Security    *Security `json:"security"`         // nil for sent messages
+	Warnings    []string  `json:"warnings"` // for people: where the message is not what it seems
+	Security    *Security `json:"security"` // nil for sent messages
 }
 
 // A MessageList is one page of messages, the newest first.

@@ -228,7 +228,6 @@ type lobsterMail struct {
 	HasAttachments bool            `json:"hasAttachments"`
 	Thread         string          `json:"threadId"`
 	Attachments    []lobsterFile   `json:"attachments"`
-	MoreFiles      int             `json:"moreAttachments"` // that a list leaves out
 	Security       lobsterSecurity `json:"security"`
 	Status         string          `json:"status"`
 	CreatedAt      time.Time       `json:"createdAt"`
@@ -238,7 +237,7 @@ type lobsterMail struct {
 func lobsterOf(m message.Message) lobsterMail {
 	out := lobsterMail{
 		ID: m.ID, Inbox: m.Inbox, Direction: "inbound", From: bare(m.From), To: []string{}, Cc: []string{}, Subject: m.Subject, Preview: m.Preview,
-		IsRead: slices.Contains(m.Labels, mailbox.LabelRead), HasAttachments: len(m.Attachments) > 0, Thread: m.Thread, Attachments: []lobsterFile{}, MoreFiles: m.MoreFiles,
+		IsRead: slices.Contains(m.Labels, mailbox.LabelRead), HasAttachments: len(m.Attachments) > 0, Thread: m.Thread, Attachments: []lobsterFile{},
 		Security: lobsterSecurity{Flags: []string{}}, Status: "received", CreatedAt: m.At, ReceivedAt: moment(m.At),
 	}
 	if m.Direction == message.Out {
@@ -275,10 +274,6 @@ func lobsterOf(m message.Message) lobsterMail {
 func wholeOf(m message.Message, raw []byte) lobsterMail {
 	out := lobsterOf(m)
 	p := mail.Read(raw)
-	for _, a := range p.Attachments[min(len(p.Attachments), len(out.Attachments)):] {
-		out.Attachments = append(out.Attachments, lobsterFile{Filename: a.Name, ContentType: a.ContentType, Size: int64(len(a.Data))})
-	}
-	out.MoreFiles = 0
 	text := safeOf(messageOf(m), p.Text, p.HTML).SafeText
 	out.Body = &text
 	return out

@@ -39,7 +39,7 @@ func messageOf(m message.Message) api.Message {
 		ID: m.ID, Inbox: m.Inbox, Thread: m.Thread, Direction: api.Direction(m.Direction), CreatedAt: m.At, Size: m.Size, Labels: append([]string{}, m.Labels...),
 		From: m.From, To: append([]string{}, m.To...), Cc: append([]string{}, m.Cc...), Subject: m.Subject, Preview: m.Preview, MessageID: m.MessageID,
 		InReplyTo: append([]string{}, m.InReplyTo...), References: append([]string{}, m.References...),
-		Attachments: each(m.Attachments, fileOf), MoreFiles: m.MoreFiles, Warnings: append([]string{}, m.Warnings...), Security: securityOf(m.Security),
+		Attachments: each(m.Attachments, fileOf), Warnings: append([]string{}, m.Warnings...), Security: securityOf(m.Security),
 	}
 }
 
@@ -86,7 +86,7 @@ func (s messageServer) getMessage(w http.ResponseWriter, r *http.Request, c call
 func parsedOf(m message.Message, raw []byte) api.FullMessage {
 	p := mail.Read(raw)
 	out := api.FullMessage{Message: messageOf(m), Headers: []api.Field{}, Text: p.Text, HTML: p.HTML}
-	out.Warnings, out.MoreFiles = append([]string{}, p.Warnings...), 0
+	out.Warnings = append([]string{}, p.Warnings...)
 	// A list of messages shows the first of many files and says so; here are all.
 	for _, a := range p.Attachments[min(len(p.Attachments), len(out.Attachments)):] {
 		out.Attachments = append(out.Attachments, api.File{Name: a.Name, ContentType: a.ContentType, Size: int64(len(a.Data)), SHA256: a.Digest()})

@@ -70,7 +70,7 @@ func wordsOf(m message.Message) listedWords {
 	}
 	w := listedWords{
 		From: line(m.From), To: []string{}, ToLeftOut: max(0, len(m.To)-maxListed), Subject: line(m.Subject), Preview: clean(m.Preview),
-		Attachments: []fileInfo{}, AttachmentsLeftOut: max(0, len(m.Attachments)-maxListed) + m.MoreFiles,
+		Attachments: []fileInfo{}, AttachmentsLeftOut: max(0, len(m.Attachments)-maxListed),
 	}
 	for _, to := range m.To[:min(len(m.To), maxListed)] {
 		w.To = append(w.To, line(to))

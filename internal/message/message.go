@@ -40,9 +40,8 @@ type Summary struct {
 	InReplyTo   []string    `json:"in_reply_to,omitempty"`
 	References  []string    `json:"references,omitempty"` // oldest first
 	Attachments []mail.File `json:"attachments,omitempty"`
-	MoreFiles   int         `json:"more_files,omitempty"` // that the message has besides Attachments
-	Warnings    []string    `json:"warnings,omitempty"`   // where the message is not what it seems
-	Security    *Security   `json:"security,omitempty"`   // of mail that arrived; nil for what was sent, or came before there was a scan
+	Warnings    []string    `json:"warnings,omitempty"` // where the message is not what it seems
+	Security    *Security   `json:"security,omitempty"` // of mail that arrived; nil for what was sent, or came before there was a scan
 }
 
 // A Message is one message of an inbox, opened.
@@ -91,9 +90,9 @@ type Thread struct {
 // The bounds of a [Summary]. A header of 256 KiB makes else a list of 200
 // messages one of 50 MB.
 const (
-	maxSummaryLine  = 1000     // characters of a subject or an address
-	maxSummaryList  = 100      // addresses of To or Cc
-	maxSummaryFiles = 48 << 10 // octets of names, types and digests of files as JSON: all of 280 usual ones
+	maxSummaryLine  = 1000 // characters of a subject or an address
+	maxSummaryList  = 100  // addresses of To or Cc
+	maxSummaryFiles = 100
 	maxSummaryRefs  = 30
 	maxSummaryWarn  = 10
 )
@@ -111,18 +110,12 @@ func Summarise(p mail.Message) Summary {
 		// What a person would see: a list is what an agent reads first.
 		s.Preview = Preview(scan.Read("", strings.ToValidUTF8(p.HTML[:min(len(p.HTML), 64<<10)], "")).Text)
 	}
-	size := 0
 	for i, a := range p.Attachments {
-		f := mail.File{Name: a.Name, ContentType: cut(a.ContentType, 127), Size: len(a.Data), SHA256: a.Digest()}
-		if size += len(f.Name) + len(f.ContentType) + len(f.SHA256) + 64; size > maxSummaryFiles {
-			s.MoreFiles = len(p.Attachments) - i
+		if i == maxSummaryFiles {
 			s.Warnings = append(slices.Clone(s.Warnings), fmt.Sprintf("there are %d files; the list shows %d", len(p.Attachments), i))
 			break
 		}
-		s.Attachments = append(s.Attachments, f)
-	}
-	if more := len(p.Warnings) - maxSummaryWarn; more > 0 {
-		s.Warnings = append(slices.Clone(s.Warnings), fmt.Sprintf("there are %d more warnings", more))
+		s.Attachments = append(s.Attachments, mail.File{Name: a.Name, ContentType: cut(a.ContentType, 127), Size: len(a.Data), SHA256: a.Digest()})
 	}
 	return s
 }

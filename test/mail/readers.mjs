@@ -25,8 +25,6 @@ async function withMailparser(raw) {
   const m = await simpleParser(raw, { skipImageLinks: true, skipTextLinks: true })
   return {
     words: [m.subject ?? '', m.text ?? '', ...people(m.from), ...people(m.to), ...people(m.cc), ...people(m.replyTo), ...people(m.sender)],
-    subject: m.subject ?? '',
-    text: m.text ?? '',
     html: m.html || '',
     files: m.attachments.map((a) => ({ name: a.filename ?? '', sha256: digest(a.content), text: a.content.toString('latin1') })),
   }
@@ -36,8 +34,6 @@ async function withPostalMime(raw) {
   const m = await PostalMime.parse(raw)
   return {
     words: [m.subject ?? '', m.text ?? '', ...people(m.from), ...people(m.to), ...people(m.cc), ...people(m.replyTo), ...people(m.sender)],
-    subject: m.subject ?? '',
-    text: m.text ?? '',
     html: m.html ?? '',
     files: m.attachments.map((a) => ({ name: a.filename ?? '', sha256: digest(a.content), text: Buffer.from(a.content ?? []).toString('latin1') })),
   }

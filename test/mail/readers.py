@@ -17,7 +17,7 @@ def clean(s):
 
 def new(raw):
     m = email.message_from_bytes(raw, policy=email.policy.default)
-    words, text, html, files = [], "", "", []
+    words, html, files = [], "", []
     for name in ("subject", "from", "to", "cc", "reply-to", "sender"):
         for v in m.get_all(name, []):
             words.append(clean(v))
@@ -27,24 +27,23 @@ def new(raw):
         if part.get_content_type() == "message/rfc822":
             continue  # walk goes into it
         name = part.get_filename() or ""
-        is_text = part.get_content_maintype() == "text"
-        if is_text and part.get_content_disposition() != "attachment":
+        text = part.get_content_maintype() == "text"
+        if text and part.get_content_disposition() != "attachment":
             s = clean(part.get_content())
             if part.get_content_subtype() == "html":
                 html += s
             else:
                 words.append(s)
-                text += s
             words.append(clean(name))
         elif not part.is_multipart():
             data = part.get_payload(decode=True) or b""
             files.append({"name": clean(name), "sha256": hashlib.sha256(data).hexdigest(), "text": data.decode("latin-1")})
-    return {"subject": clean(m.get("subject", "")), "text": text, "words": words, "html": html, "files": files}
+    return {"words": words, "html": html, "files": files}
 
 
 def old(raw):
     m = email.message_from_bytes(raw)
-    words, text, html, files = [], "", "", []
+    words, html, files = [], "", []
     for name in ("subject", "from", "to", "cc", "reply-to", "sender"):
         for v in m.get_all(name, []):
             words.append(clean(email.header.make_header(email.header.decode_header(v))))
@@ -59,11 +58,10 @@ def old(raw):
                 html += s
             else:
                 words.append(s)
-                text += s
             words.append(clean(name))
         else:
             files.append({"name": clean(name), "sha256": hashlib.sha256(data).hexdigest(), "text": data.decode("latin-1")})
-    return {"subject": clean(m.get("subject", "")), "text": text, "words": words, "html": html, "files": files}
+    return {"words": words, "html": html, "files": files}
 
 
 for line in sys.stdin:
