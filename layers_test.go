@@ -33,9 +33,9 @@ var layers = [][]string{
 	{"connection", "connector"},
 	{"request", "command"}, // requests of sandboxes and their commands, as actions
 	{"inspect"},            // the requests inside connections
-	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail", "imapmail"}, // the outside world
-	{"build"}, // templates of projects
-	{"run"},   // runs by contract
+	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
+	{"imapmail", "build"}, // mailboxes over IMAP; templates of projects
+	{"run"},               // runs by contract
 	{"e2bapi", "mailapi", "multimail", "mcpserver", "bridge", "console", "notary", "verification"}, // the doors
 }
 

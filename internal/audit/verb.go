@@ -218,6 +218,17 @@ const (
 	VolumeMount  Verb = "volume.mount"
 	VolumeDelete Verb = "volume.delete"
 
+	MailboxConnect    Verb = "mailbox.connect"
+	MailboxSignIn     Verb = "mailbox.sign_in"
+	MailboxRefused    Verb = "mailbox.refused"
+	MailboxPause      Verb = "mailbox.pause"
+	MailboxResume     Verb = "mailbox.resume"
+	MailboxResync     Verb = "mailbox.resync"
+	MailboxDisconnect Verb = "mailbox.disconnect"
+	MailboxImport     Verb = "mailbox.import"
+	MailboxApply      Verb = "mailbox.apply"
+	MailboxVanish     Verb = "mailbox.vanish"
+
 	WebhookCreate    Verb = "webhook.create"
 	WebhookUpdate    Verb = "webhook.update"
 	WebhookRotate    Verb = "webhook.rotate"
@@ -451,6 +462,17 @@ var verbs = map[Verb]verbRow{
 	VolumeCreate: {Info, "volume created"},
 	VolumeMount:  {Info, "volume mounted"},
 	VolumeDelete: {Info, "volume deleted"},
+
+	MailboxConnect:    {Notice, "mailbox at another provider connected"},
+	MailboxSignIn:     {Notice, "credential of a connected mailbox replaced"},
+	MailboxRefused:    {Warning, "the provider refuses the credential"},
+	MailboxPause:      {Notice, "connection paused"},
+	MailboxResume:     {Notice, "connection resumed"},
+	MailboxResync:     {Notice, "connection synchronised from the beginning"},
+	MailboxDisconnect: {Notice, "connection ended, and its credential deleted"},
+	MailboxImport:     {Info, "older messages taken from the provider"},
+	MailboxApply:      {Info, "changes applied at the provider"},
+	MailboxVanish:     {Info, "messages removed that are gone at the provider"},
 
 	WebhookCreate:    {Info, "webhook created"},
 	WebhookUpdate:    {Info, "webhook changed"},

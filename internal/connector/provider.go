@@ -73,8 +73,10 @@ type State struct {
 // again for another message.
 type Change struct {
 	ID   string
-	Gone bool  // there is no such message any more; State means nothing then
+	Gone bool  // there is no such message any more; At means nothing then
 	At   State // unless it is Gone
+	// Received is when the provider received it; zero means unknown.
+	Received time.Time
 	// Replaces is the ID that the message had before, where the provider gives
 	// another one to a message that moves and says which. Empty means unknown: then
 	// the message is recognised by its bytes.
@@ -132,7 +134,7 @@ type Provider interface {
 	// bounds, the newest first. New and changed messages come before those that are
 	// gone, so that a message which has moved is known at its new place before its old
 	// one ends. A change may be reported twice. If each returns an error, Changes stops
-	// and returns it. Cursors are printable ASCII of at most 64 KiB, opaque to the
+	// and returns it. Cursors are printable ASCII of at most 1 MiB, opaque to the
 	// caller, and hold no credential.
 	//
 	// An empty cursor after another one means that changes were missed: then the

@@ -30,6 +30,7 @@ import (
 	"slices"
 	"time"
 
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 )
@@ -95,6 +96,10 @@ const (
 	HopLocal  HopKind = "local"  // this server
 	HopRelay  HopKind = "relay"  // a server that the operator configured
 	HopDirect HopKind = "direct" // the recipient's mail exchanger (MX)
+
+	// HopProvider is the provider of a mailbox that exists there. All recipients of a
+	// message go in one conversation, and nothing is signed: the provider does.
+	HopProvider HopKind = "provider"
 )
 
 // A Hop is the next server for a recipient.
@@ -123,6 +128,17 @@ type Transport interface {
 	// each recipient. It returns one result per recipient, in the order of
 	// e.To. It returns an error only if nothing was sent to any recipient.
 	Deliver(ctx context.Context, e mail.Envelope) ([]mail.Delivery, error)
+}
+
+// A Carrier sends the mail of inboxes that are mailboxes at other providers, through
+// these. Implementations are safe for concurrent use.
+type Carrier interface {
+	// Carry is [Transport.Deliver] through the provider of b. Every error counts as
+	// temporary.
+	Carry(ctx context.Context, b directory.Inbox, e mail.Envelope) ([]mail.Delivery, error)
+	// Check returns why e can never leave through the provider of b. It is asked before
+	// e is proposed.
+	Check(ctx context.Context, b directory.Inbox, e mail.Envelope) error
 }
 
 // Config bounds how mail is delivered.

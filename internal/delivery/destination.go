@@ -30,8 +30,12 @@ func (q *Queue) acquire(ctx context.Context, tx *store.Tx, h Hop, n int, now tim
 	}
 	conf := &q.conf
 	most, rate := conf.Connections, conf.PerMinute
-	if h.Kind == HopRelay {
+	switch h.Kind {
+	case HopRelay:
 		most, rate = conf.RelayMax, 0 // the operator's own servers
+	case HopProvider:
+		most, rate = 1, 0 // it has limits of its own
+	case HopLocal, HopDirect:
 	}
 	_, err = tx.ExecContext(ctx, `insert into destination (name, window_at, sent, failures, not_before, slot_at) values ($1, 0, 0, 0, 0, 0) on conflict do nothing`, h.Name)
 	if err != nil {

@@ -78,8 +78,12 @@ func (q *Queue) tell(ctx context.Context, tx *store.Tx, a oversight.Action, b di
 	if len(failed) == 0 {
 		return nil
 	}
+	domain := mail.Domain(b.Address)
+	if b.Connected { // the report is this server's, not the provider's
+		domain = q.parts.Directory.Domain()
+	}
 	raw, err := mail.ComposeBounce(mail.Bounce{
-		Domain: mail.Domain(b.Address), To: b.Address, Original: env.Raw, Arrived: a.Created, Recipients: failed,
+		Domain: domain, To: b.Address, Original: env.Raw, Arrived: a.Created, Recipients: failed,
 	}, time.Now())
 	if err != nil {
 		return fmt.Errorf("compose bounce: %w", err)

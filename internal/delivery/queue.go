@@ -66,6 +66,20 @@ type Queue struct {
 	gate  *oversight.Gate
 	parts Parts
 	conf  Config
+
+	carrier Carrier // nil until [Queue.Use]
+}
+
+// Use sets what sends the mail of mailboxes at other providers. Call it before
+// anything is delivered. Without one their mail waits.
+func (q *Queue) Use(c Carrier) { q.carrier = c }
+
+// Check returns why env can never leave from b, or nil.
+func (q *Queue) Check(ctx context.Context, b directory.Inbox, env mail.Envelope) error {
+	if !b.Connected || q.carrier == nil {
+		return nil
+	}
+	return q.carrier.Check(ctx, b, env)
 }
 
 // NewQueue returns the delivery queue of the mail that gate approves.
@@ -75,11 +89,19 @@ func NewQueue(log *slog.Logger, db *store.DB, gate *oversight.Gate, p Parts, c C
 }
 
 // Unroutable returns the domains of recipients to which this server has no
-// route, and a note for the reviewer. Both are empty if the transport is no
-// [Guide].
-func (q *Queue) Unroutable(ctx context.Context, recipients []string) (domains []string, note string) {
+// route for mail of an inbox, and a note for the reviewer. Both are empty if the
+// transport is no [Guide], and for mailboxes at other providers.
+func (q *Queue) Unroutable(ctx context.Context, inbox string, recipients []string) (domains []string, note string) {
 	g, ok := q.parts.Transport.(Guide)
 	if !ok {
+		return nil, ""
+	}
+	var b directory.Inbox
+	err := q.db.View(ctx, func(tx *store.Tx) (err error) {
+		b, err = directory.LookupStored(ctx, tx, inbox)
+		return err
+	})
+	if err == nil && b.Connected {
 		return nil, ""
 	}
 	domains, hint := g.Unroutable(ctx, recipients)
@@ -163,6 +185,9 @@ func (q *Queue) Execute(ctx context.Context, a oversight.Action) oversight.Outco
 	}
 	before := attempts(ds)
 	due := q.batches(ctx, env, ds)
+	if b.Connected && a.Kind != policy.KindCopy { // the copy is this server's own mail
+		due = q.together(b, ds)
+	}
 	if len(due) > 0 {
 		// The overseers' copy is durable before anything leaves. Otherwise a
 		// crash could let mail out unseen.
@@ -329,6 +354,36 @@ next:
 	return out
 }
 
+// together returns one batch for all recipients of mailbox b that are due.
+func (q *Queue) together(b directory.Inbox, ds []Delivery) []batch {
+	x := batch{hop: Hop{Kind: HopProvider, Name: "provider of " + b.ID}}
+	now := time.Now()
+	for _, d := range ds {
+		if d.open() && !d.Next.After(now) {
+			x.to = append(x.to, d)
+		}
+	}
+	if len(x.to) == 0 {
+		return nil
+	}
+	return []batch{x}
+}
+
+// carry sends the batch through the provider of b.
+func (q *Queue) carry(ctx context.Context, b directory.Inbox, e mail.Envelope) []mail.Delivery {
+	if q.carrier == nil {
+		return all(e.To, mail.NotSent, "this server connects to no mailboxes at other providers")
+	}
+	out, err := q.carrier.Carry(ctx, b, e)
+	if err == nil && len(out) != len(e.To) {
+		return all(e.To, mail.Uncertain, "the provider returned results for other recipients") // unreachable: its contract
+	}
+	if err != nil {
+		return all(e.To, mail.NotSent, err.Error())
+	}
+	return out
+}
+
 // deliver sends one batch and records the results.
 func (q *Queue) deliver(ctx context.Context, a oversight.Action, b directory.Inbox, env mail.Envelope, x batch) error {
 	holder, ok, err := q.begin(ctx, a, b, env, x)
@@ -456,6 +511,9 @@ func (q *Queue) send(ctx context.Context, a oversight.Action, b directory.Inbox,
 	for _, d := range x.to {
 		e.To = append(e.To, d.Recipient)
 	}
+	if x.hop.Kind == HopProvider {
+		return q.carry(ctx, b, e)
+	}
 	prefix, err := q.sign(ctx, a, b, env.Raw, x.hidden)
 	if err == nil {
 		e.Prefix = prefix
@@ -487,8 +545,12 @@ func (q *Queue) sign(ctx context.Context, a oversight.Action, b directory.Inbox,
 	if q.parts.Signer == nil {
 		return nil, nil
 	}
+	domain := mail.Domain(b.Address)
+	if b.Connected { // a copy for overseers, which is this server's own mail
+		domain = q.parts.Directory.Domain()
+	}
 	s := statement.Statement{
-		Domain: mail.Domain(b.Address), Inbox: b.Address, Project: b.Project, Mode: string(b.Mode), Approved: statement.ByPolicy, At: time.Now(),
+		Domain: domain, Inbox: b.Address, Project: b.Project, Mode: string(b.Mode), Approved: statement.ByPolicy, At: time.Now(),
 	}
 	if _, ok := a.Person(); ok {
 		s.Approved = statement.ByPerson

@@ -31,6 +31,7 @@ type NewInbox struct {
 	Mode        policy.Mode // empty means gated_send
 	Expires     time.Time   // zero means never
 	MaxBytes    int64       // what may arrive in it, in bytes; 0 means [MaxBytes], which is the most
+	Connected   bool        // Address is a mailbox at another provider
 }
 
 // Plan returns the inbox that n asks for, without keys, and the addresses to try
@@ -64,6 +65,14 @@ func (d *Directory) Plan(who auth.Principal, n NewInbox) (_ Inbox, more []string
 		return Inbox{}, nil, fmt.Errorf("%w: address: the part after the @ is not a domain", ErrInvalid)
 	} else {
 		host = ascii // Insert checks whose it is
+	}
+	if n.Connected {
+		// Its provider made the name, so that our rules for new names do not apply.
+		if !whole || !ValidName(n.Address) || name == "" || len(name) > 64 {
+			return Inbox{}, nil, fmt.Errorf("%w: address: must be the whole address of the mailbox, of letters, digits and . _ + -", ErrInvalid)
+		}
+		b.Address, b.Connected = name+"@"+host, true
+		return b, nil, nil
 	}
 	if n.Address == "" {
 		if name = NameFor(n.DisplayName); name == "" {
@@ -104,7 +113,11 @@ func (b *Inbox) Check() error {
 // says that an account makes it, for which a former address of the project is not
 // free. That the address is taken is a [TakenError].
 func (d *Directory) Insert(ctx context.Context, tx *store.Tx, b Inbox, account bool) error {
-	if err := d.useDomain(ctx, tx, b.Project, b.Address); err != nil {
+	use := d.useDomain
+	if b.Connected {
+		use = d.leaveDomain
+	}
+	if err := use(ctx, tx, b.Project, b.Address); err != nil {
 		return err
 	}
 	former := b.Project
@@ -118,9 +131,9 @@ func (d *Directory) Insert(ctx context.Context, tx *store.Tx, b Inbox, account b
 	if used {
 		return &TakenError{Address: b.Address}
 	}
-	ok, err := tx.Changed(ctx, `insert into inbox (id, project_id, address, mode, public_key, created_at, display_name, expires_at, max_bytes, epoch, mode_by)
-		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) on conflict do nothing`,
-		b.ID, b.Project, b.Address, b.Mode, b.PublicKey, store.Time(b.Created), b.DisplayName, store.Time(b.Expires), b.MaxBytes, b.Epoch, b.ModeBy)
+	ok, err := tx.Changed(ctx, `insert into inbox (id, project_id, address, mode, public_key, created_at, display_name, expires_at, max_bytes, epoch, mode_by, connected)
+		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) on conflict do nothing`,
+		b.ID, b.Project, b.Address, b.Mode, b.PublicKey, store.Time(b.Created), b.DisplayName, store.Time(b.Expires), b.MaxBytes, b.Epoch, b.ModeBy, store.Flag(b.Connected))
 	if err != nil {
 		return fmt.Errorf("insert inbox: %w", err)
 	}

@@ -78,6 +78,9 @@ type Inbox struct {
 	Deleted     time.Time // since when it takes and shows no mail; zero means that it does
 	Purge       time.Time // of a deleted one: when what is in it goes for good
 	MaxBytes    int64     // what may arrive in it, in bytes of messages before sealing
+	// Connected says that it is a mailbox at another provider: nothing arrives for it
+	// over SMTP, and what it sends leaves through that provider.
+	Connected bool
 
 	PublicKey []byte // of its newest epoch; mail is sealed to it
 	Epoch     int64  // the number of the newest epoch, from 1
@@ -96,19 +99,19 @@ func MayManage(who auth.Principal) error {
 	return nil
 }
 
-const inboxColumns = `id, project_id, address, display_name, mode, mode_at, mode_by, mode_reason, created_at, expires_at, deleted_at, purge_at, max_bytes, public_key, epoch`
+const inboxColumns = `id, project_id, address, display_name, mode, mode_at, mode_by, mode_reason, created_at, expires_at, deleted_at, purge_at, max_bytes, public_key, epoch, connected`
 
 func scanInbox(row func(...any) error) (Inbox, error) { return scanInboxAnd(row) }
 
 // scanInboxAnd scans the columns of an inbox and further ones.
 func scanInboxAnd(row func(...any) error, further ...any) (Inbox, error) {
 	var b Inbox
-	var created, modeAt, expires, deleted, purge int64
+	var created, modeAt, expires, deleted, purge, connected int64
 	err := row(append([]any{
-		&b.ID, &b.Project, &b.Address, &b.DisplayName, &b.Mode, &modeAt, &b.ModeBy, &b.ModeReason, &created, &expires, &deleted, &purge, &b.MaxBytes, &b.PublicKey, &b.Epoch,
+		&b.ID, &b.Project, &b.Address, &b.DisplayName, &b.Mode, &modeAt, &b.ModeBy, &b.ModeReason, &created, &expires, &deleted, &purge, &b.MaxBytes, &b.PublicKey, &b.Epoch, &connected,
 	}, further...)...)
 	b.Created, b.Expires, b.Deleted, b.Purge = store.FromTime(created), store.FromTime(expires), store.FromTime(deleted), store.FromTime(purge)
-	b.ModeAt, b.RowMode = store.FromTime(modeAt), b.Mode
+	b.ModeAt, b.RowMode, b.Connected = store.FromTime(modeAt), b.Mode, connected != 0
 	if b.MaxBytes == 0 { // made before there was a setting
 		b.MaxBytes = MaxBytes
 	}
@@ -123,7 +126,7 @@ const live = `deleted_at = 0 and (expires_at = 0 or expires_at > `
 // validName is what the id or address of an inbox may look like. It is compiled
 // when it is first needed: each part of a sandbox is this program, and would
 // otherwise compile it as it starts.
-var validName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9._@-]{3,320}$`) })
+var validName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9._+@-]{3,320}$`) })
 
 // ValidName reports whether name may be the id or the address of an inbox. Other
 // names need no query.

@@ -30,12 +30,33 @@ func (d *Directory) useDomain(ctx context.Context, tx *store.Tx, project, addres
 	return nil
 }
 
+// leaveDomain returns an error if this server receives mail for the domain of an
+// address at another provider. The attack: a project connects a mailbox under the
+// address of somebody's inbox here.
+func (d *Directory) leaveDomain(ctx context.Context, tx *store.Tx, _, address string) error {
+	_, name, _ := strings.Cut(address, "@")
+	held := name == d.conf.Domain
+	if !held {
+		var err error
+		if _, held, err = domain.Owner(ctx, tx, name); err != nil {
+			return err
+		}
+	}
+	if held {
+		return fmt.Errorf("%w: address: this server receives the mail for %s itself; create an inbox instead", ErrInvalid, name)
+	}
+	return nil
+}
+
+// released is the domain of addresses that were taken from their inboxes.
+const released = "released.invalid"
+
 // MaySend returns [ErrDomain] unless mail may leave from b's address. A
 // domain that is lost, or another project's by now, lends its name to nobody.
 func (d *Directory) MaySend(ctx context.Context, tx *store.Tx, b Inbox) error {
 	_, name, _ := strings.Cut(b.Address, "@")
-	if name == d.conf.Domain {
-		return nil
+	if name == d.conf.Domain || b.Connected && name != released {
+		return nil // its provider decides which names it lends
 	}
 	ok, err := domain.Verified(ctx, tx, b.Project, name)
 	if err != nil {
@@ -75,6 +96,11 @@ func (d *Directory) Addressee(ctx context.Context, tx *store.Tx, address string)
 	if err != nil {
 		return Inbox{}, err
 	}
+	if b.Connected {
+		// The attack: a project connects a server of its own as ceo@victim.example, and
+		// gets the mail that other inboxes of this server write to that address.
+		return Inbox{}, ErrNoInbox
+	}
 	if _, name, _ := strings.Cut(b.Address, "@"); name != d.conf.Domain {
 		ok, err := domain.Receives(ctx, tx, b.Project, name)
 		if err != nil {
@@ -101,7 +127,7 @@ func InboxesIn(ctx context.Context, tx *store.Tx, project, name string) (n int, 
 // projects that held it before: it is project's now. Their mail stays theirs.
 // It is for [domain.Config].
 func FreeAddresses(ctx context.Context, tx *store.Tx, project, name string) error {
-	rows, err := tx.QueryContext(ctx, `update inbox set address = lower(id) || '@released.invalid' where project_id <> $1 and address like $2 returning id, project_id`, project, "%@"+name)
+	rows, err := tx.QueryContext(ctx, `update inbox set address = lower(id) || '@`+released+`' where project_id <> $1 and address like $2 returning id, project_id`, project, "%@"+name)
 	if err != nil {
 		return fmt.Errorf("free addresses in %s: %w", name, err)
 	}

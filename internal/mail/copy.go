@@ -15,6 +15,7 @@ const CopyField = "X-Postern-Copy-Of"
 // A Copy is what overseers are sent of a mail that an inbox sends by itself.
 type Copy struct {
 	Inbox    string   // address of the inbox
+	From     string   // address that the copy is from; empty means Inbox
 	To       []string // the overseers
 	Action   string   // id of the action that sends the original
 	Original Envelope
@@ -40,6 +41,9 @@ func ComposeCopy(c Copy, now time.Time) (Envelope, error) {
 	if len(e.To) == 0 {
 		return Envelope{}, fieldErr("to", "has no recipient")
 	}
+	if c.From == "" {
+		c.From = c.Inbox
+	}
 	original := Read(c.Original.Raw)
 	hidden := c.Original.hidden(original)
 	var text strings.Builder
@@ -62,14 +66,14 @@ func ComposeCopy(c Copy, now time.Time) (Envelope, error) {
 	text.WriteString("\nNobody need answer this. To stop the inbox, use its kill switch or lower its mode.\n")
 
 	var h bytes.Buffer
-	fmt.Fprintf(&h, "Date: %s\r\nFrom: Copy for overseers <%s>\r\n", now.UTC().Format(time.RFC1123Z), c.Inbox)
+	fmt.Fprintf(&h, "Date: %s\r\nFrom: Copy for overseers <%s>\r\n", now.UTC().Format(time.RFC1123Z), c.From)
 	var list []Address
 	for _, to := range e.To {
 		list = append(list, Address{Addr: to})
 	}
 	writeAddresses(&h, "To", list)
 	h.WriteString("Subject:" + unstructured("[copy] "+original.Subject, len("Subject:")) + "\r\n")
-	fmt.Fprintf(&h, "Message-ID: <%s@%s>\r\n%s: %s\r\n", strings.ToLower(rand.Text()), Domain(c.Inbox), CopyField, c.Action)
+	fmt.Fprintf(&h, "Message-ID: <%s@%s>\r\n%s: %s\r\n", strings.ToLower(rand.Text()), Domain(c.From), CopyField, c.Action)
 	h.WriteString("Auto-Submitted: auto-generated\r\nMIME-Version: 1.0\r\n")
 	e.Raw = append(h.Bytes(), multipart("mixed", textEntity("text/plain", text.String()), entity(kind, eightBit(attached), "", attached))...)
 	return e, CheckRaw(e.Raw)

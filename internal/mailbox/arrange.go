@@ -119,6 +119,9 @@ func (x arranger) Execute(ctx context.Context, a oversight.Action) oversight.Out
 		if err := relabel(ctx, tx, r.Inbox, found[r.Message], []string{arrangements[a.Kind]}, nil); err != nil {
 			return err
 		}
+		if err := x.m.noteChange(ctx, tx, r.Inbox, r.Message); err != nil {
+			return err
+		}
 		return x.m.gate.Begin(ctx, tx, a)
 	})
 	switch {

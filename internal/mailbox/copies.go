@@ -44,8 +44,12 @@ func (m *PostOffice) ensureCopy(ctx context.Context, a oversight.Action, b direc
 	if err != nil || made > 0 || len(to) == 0 { // no overseers: then a person has approved it
 		return err
 	}
+	from := b.Address
+	if b.Connected { // this server has no right to write as its address
+		from = "mailer-daemon@" + m.cfg.Domain
+	}
 	now := time.Now()
-	c, err := mail.ComposeCopy(mail.Copy{Inbox: b.Address, To: to, Action: a.ID, Original: env, At: now}, now)
+	c, err := mail.ComposeCopy(mail.Copy{Inbox: b.Address, From: from, To: to, Action: a.ID, Original: env, At: now}, now)
 	if err != nil {
 		return fmt.Errorf("compose copy: %w", err)
 	}

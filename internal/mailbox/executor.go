@@ -80,7 +80,11 @@ func (x sentBox) Announce(ctx context.Context, tx *store.Tx, b directory.Inbox, 
 
 // KeepSent implements [delivery.Mailbox].
 func (x sentBox) KeepSent(ctx context.Context, tx *store.Tx, b directory.Inbox, raw []byte) (string, error) {
-	return x.m.put(ctx, tx, b, message.Out, raw)
+	id, err := x.m.put(ctx, tx, b, message.Out, raw)
+	if err != nil {
+		return "", err
+	}
+	return id, x.m.noteSent(ctx, tx, b, id, raw)
 }
 
 // KeepReceived implements [delivery.Mailbox].

@@ -250,6 +250,8 @@ var holdings = []struct{ table, blob string }{
 	{"correspondent", ""},
 	{"sent_copy", ""},
 	{"mail_request", ""},
+	{"connected_message", ""},
+	{"mail_connection", ""},
 }
 
 // purge removes the content of a deleted inbox. The wrapped keys go first, in
@@ -295,6 +297,9 @@ func (m *PostOffice) purge(ctx context.Context, b directory.Inbox) error {
 		ok, err := tx.Changed(ctx, `delete from inbox where id = $1`, b.ID)
 		if err != nil || !ok { // another process has done it
 			return err
+		}
+		if b.Connected { // nothing arrives here for its address
+			return audit.Append(ctx, tx, who, audit.InboxPurge, b.ID, nil)
 		}
 		_, err = tx.ExecContext(ctx, `insert into former_address (address, project_id, inbox_id, free_at) values ($1, $2, $3, $4)
 			on conflict (address) do update set project_id = excluded.project_id, inbox_id = excluded.inbox_id, free_at = excluded.free_at`,

@@ -140,7 +140,7 @@ func (m *PostOffice) Label(ctx context.Context, who auth.Principal, k *seal.Key,
 			}
 			out = append(out, Labelled{ID: id, Labels: msg.labels})
 		}
-		return nil
+		return m.noteChange(ctx, tx, k.Inbox(), ids...)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("label messages: %w", err)
@@ -290,6 +290,10 @@ func countLabels(ctx context.Context, tx *store.Tx, inbox string) (out []LabelCo
 	return out, rows.Err()
 }
 
+// elsewhere is the condition of messages that no provider has: one that has a message
+// empties its own trash.
+const elsewhere = `not exists (select 1 from connected_message c where c.inbox_id = message.inbox_id and c.message_id = message.id)`
+
 // trashTime is how long a message stays in the trash.
 const trashTime = 30 * 24 * time.Hour
 
@@ -304,14 +308,14 @@ func (m *PostOffice) EmptyTrash(ctx context.Context) (removed int, err error) {
 		removed, blobs = 0, nil
 		due := store.Time(time.Now().Add(-trashTime))
 		var inbox string
-		err := tx.One(ctx, `select coalesce(min(inbox_id), '') from message where trashed_at > 0 and trashed_at <= $1`, []any{due}, &inbox)
+		err := tx.One(ctx, `select coalesce(min(inbox_id), '') from message where trashed_at > 0 and trashed_at <= $1 and `+elsewhere, []any{due}, &inbox)
 		if err != nil || inbox == "" {
 			return err
 		}
 		if _, err := lockMessages(ctx, tx, inbox); err != nil {
 			return err
 		}
-		removed, blobs, err = removeMessages(ctx, tx, inbox, `trashed_at > 0 and trashed_at <= `+strconv.FormatInt(due, 10), most)
+		removed, blobs, err = removeMessages(ctx, tx, inbox, `trashed_at > 0 and trashed_at <= `+strconv.FormatInt(due, 10)+` and `+elsewhere, most)
 		return err
 	})
 	if err != nil {

@@ -120,6 +120,9 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b director
 	if err != nil {
 		return Proposed{}, err
 	}
+	if err := m.Delivery.Check(ctx, b, env); err != nil {
+		return Proposed{}, err
+	}
 	how.Payload = payload
 	return m.enter(ctx, who, b, sending{request, doubts, content, int64(len(env.To)), int64(len(env.Raw))}, how)
 }
@@ -268,7 +271,7 @@ func (x sendExecutor) Show(a oversight.Action) (oversight.View, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	var note string
-	if v.Unroutable, note = x.m.Delivery.Unroutable(ctx, env.To); note != "" && a.Settled.IsZero() {
+	if v.Unroutable, note = x.m.Delivery.Unroutable(ctx, a.Inbox, env.To); note != "" && a.Settled.IsZero() {
 		v.Notes = append(v.Notes, note)
 	}
 	add("From", s.From)

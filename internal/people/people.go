@@ -166,6 +166,13 @@ func requireManager(ctx context.Context, tx *store.Tx, who auth.Principal) error
 	return err
 }
 
+// RequireManager returns an error unless who is an owner whose second factor, if there
+// is one, was proved lately; or the operator at the machine. It is for changes that
+// reach as far as those of people: credentials.
+func RequireManager(ctx context.Context, tx *store.Tx, who auth.Principal) error {
+	return requireManager(ctx, tx, who)
+}
+
 // requireStepUp returns [auth.ErrStepUp] for a person with a second factor who has
 // not proved it recently.
 func requireStepUp(who auth.Principal, p Person) error {

@@ -48,6 +48,7 @@ type keys struct {
 	aead     cipher.AEAD
 	proof    []byte // MAC by which the key is recognised
 	sentinel []byte // key of sentinels
+	box      []byte // from which the keys of boxes are derived
 }
 
 // newKeys derives the keys. Server is the server's key. Own is the operator's, or nil
@@ -81,6 +82,9 @@ func newKeys(server, own []byte) (k keys, err error) {
 	if k.sentinel, err = hkdf.Key(sha256.New, server, nil, "postern secret sentinel v1", 32); err != nil {
 		return k, fmt.Errorf("derive key for sentinels: %w", err)
 	}
+	if k.box, err = hkdf.Key(sha256.New, own, nil, "postern secret box v1", 32); err != nil {
+		return k, fmt.Errorf("derive key for boxes: %w", err)
+	}
 	return k, nil
 }
 
@@ -105,7 +109,7 @@ func (k *keys) check(ctx context.Context, tx *store.Tx) error {
 	if hmac.Equal(proof, k.proof) {
 		return nil
 	}
-	if err := tx.One(ctx, `select count(*) from secret`, nil, &n); err != nil {
+	if err := tx.One(ctx, `select (select count(*) from secret) + (select count(*) from mail_connection where state <> 'revoked')`, nil, &n); err != nil {
 		return err
 	}
 	if n > 0 {
