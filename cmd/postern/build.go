@@ -244,7 +244,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		find = d.e2b.Template
 	}
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet, mcpserver.Config{
-		Template: find, Ceiling: d.conf.ceiling(),
+		Template: find, Ceiling: d.conf.ceiling(), Domains: d.doms,
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS, Issuers: d.conf.OAuthIssuers, Permits: d.permits, Denials: d.denials, Runs: d.runs, Artifacts: d.exports,
 	})
 	if d.notify, err = d.newNotifier(lis, client); err != nil {

@@ -15,7 +15,7 @@ var (
 // built when they are first needed: this program executes itself for each sandbox.
 func catalog() []*tool {
 	catalogOnce.Do(func() {
-		theCatalog = concat(readingTools(), writingTools(), draftTools(), oversightTools(), askingTools(), networkTools(), codeTools(), runTools())
+		theCatalog = concat(accountTools(), readingTools(), writingTools(), draftTools(), oversightTools(), askingTools(), domainTools(), networkTools(), codeTools(), runTools())
 	})
 	return theCatalog
 }

@@ -16,6 +16,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/domain"
 	"postern/internal/permit"
 	"postern/internal/policy"
 	"postern/internal/run"
@@ -34,6 +35,8 @@ type Config struct {
 	// Issuers are the URLs of the authorization servers (OAuth 2.1) that give
 	// out keys of inboxes as access tokens; empty means that keys are made here.
 	Issuers []string
+	// Domains has the domains of projects. Nil: there are none here.
+	Domains *domain.Registry
 	// Permits takes what agents in sandboxes ask to reach. Nil: they cannot ask.
 	Permits *permit.Register
 	// Denials returns the last refusals by the wall of a sandbox, newest first. Nil: none

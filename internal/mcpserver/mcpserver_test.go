@@ -29,6 +29,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/directory"
 	"postern/internal/mail"
+	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
@@ -228,6 +229,7 @@ type fixture struct {
 	host  *machine
 	srv   *Server
 	log   *logged
+	dns   *dnstest.Server // nil unless there are domains
 
 	project, person auth.Principal
 	projectKey      auth.Secret
@@ -323,7 +325,7 @@ func connect(t *testing.T, h http.Handler, key auth.Secret, version string) *mcp
 		client = &http.Client{Transport: bearer{key, client.Transport}}
 	}
 	cs, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).Connect(t.Context(),
-		&mcp.StreamableClientTransport{Endpoint: srv.URL + Path + "?tools=all", HTTPClient: client, MaxRetries: -1}, &mcp.ClientSessionOptions{ProtocolVersion: version})
+		&mcp.StreamableClientTransport{Endpoint: srv.URL + Path + "?tools=all,domains", HTTPClient: client, MaxRetries: -1}, &mcp.ClientSessionOptions{ProtocolVersion: version})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -98,6 +98,7 @@ func (w *listedWords) lines() string {
 }
 
 type inboxData struct {
+	Account  *ownData    `json:"account,omitempty" jsonschema:"of email_inbox: whose inbox it is; email_account tells more"`
 	Notice   string      `json:"notice" jsonschema:"what the marks around untrusted mean"`
 	More     bool        `json:"more" jsonschema:"whether there are more messages than these"`
 	Messages []inboxItem `json:"messages"`
@@ -128,7 +129,11 @@ func (s *Server) inbox(ctx context.Context, c caller, in inboxArgs) (out reply[i
 	if next != "" {
 		head += " There are more: email_search with before: finds older ones."
 	}
-	return listing(ms, head, next != ""), nil
+	out = listing(ms, head, next != "")
+	if out.Data.Account = s.ownInbox(ctx, c); out.Data.Account != nil {
+		out.Text = out.Data.Account.line() + out.Text
+	}
+	return out, nil
 }
 
 // listing answers with messages, after what head says of them. More says that there

@@ -15,9 +15,10 @@ type Set string
 
 // The sets.
 const (
-	Core      Set = "core"      // the thirteen tools of email-sandbox; the default
+	Core      Set = "core"      // the thirteen tools of email-sandbox, and email_account; the default
 	Drafts    Set = "drafts"    // drafts beyond saving one
 	Oversight Set = "oversight" // waiting for mail, and cancelling, changing and listing proposals
+	Domains   Set = "domains"   // domains of the project to send from; for a project's key
 	Network   Set = "network"   // what the network refused, and asking for it; for agents in sandboxes, who have it unless they choose others
 	Code      Set = "code"      // a sandbox to run code in; for agents outside; a project's key has these alone
 	Runs      Set = "runs"      // jobs with a contract, which people review; for agents outside, also with a project's key
@@ -25,7 +26,7 @@ const (
 )
 
 // Sets lists the sets.
-var Sets = []Set{Core, Drafts, Oversight, Network, Code, Runs, All}
+var Sets = []Set{Core, Drafts, Oversight, Domains, Network, Code, Runs, All}
 
 // SetsHeader is the header that names sets and tools; the query's parameter
 // "tools" does, too. It only chooses what is shown: what may be done depends on
@@ -76,12 +77,16 @@ func chosen(r *http.Request, who auth.Principal) ([]*tool, error) {
 		case Runs:
 			// The attack: code in a sandbox proposes a run that may do more than the sandbox.
 			return inside
+		case Domains:
+			// Only a project's key manages domains. Who asks for them by name is told
+			// so; nobody else is bothered with them.
+			return !project && !slices.Contains(names, string(Domains)) && !slices.Contains(names, t.Name)
 		case Core, Drafts, Oversight, All:
 		}
 		return project
 	})
 	if project && len(tools) == 0 && asked > 0 {
-		return nil, fmt.Errorf("a project key opens no inbox: it has the tools of the sets code and runs (?tools=code,runs); the others need an inbox key (pib_…): %w", auth.ErrForbidden)
+		return nil, fmt.Errorf("a project key opens no inbox: it has the tools of the sets code, runs and domains (?tools=code,runs,domains); the others need an inbox key (pib_…): %w", auth.ErrForbidden)
 	}
 	return tools, nil
 }
@@ -105,7 +110,7 @@ func CheckTools(names []string) error {
 func choose(names []string) ([]*tool, error) {
 	for _, n := range names {
 		if !slices.Contains(Sets, Set(n)) && find(n) == nil {
-			return nil, fmt.Errorf("%w: tools: %q is neither a set (core, drafts, oversight, network, code, runs, all) nor a tool", errArgument, short(n))
+			return nil, fmt.Errorf("%w: tools: %q is neither a set (core, drafts, oversight, domains, network, code, runs, all) nor a tool", errArgument, short(n))
 		}
 	}
 	var out []*tool

@@ -16,6 +16,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/contract"
 	"postern/internal/directory"
+	"postern/internal/domain"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -83,6 +84,7 @@ func (s *Server) tell(ctx context.Context, tool string, err error) string {
 		errors.Is(err, mailbox.ErrIdempotency), errors.Is(err, quota.ErrLimit), errors.Is(err, mailbox.ErrDraft),
 		errors.Is(err, oversight.ErrTooLate), errors.Is(err, oversight.ErrStale),
 		errors.Is(err, errBusy), errors.Is(err, errCrowded), errors.Is(err, oversight.ErrFull), errors.Is(err, permit.ErrInvalid), errors.Is(err, permit.ErrMany), errors.Is(err, store.ErrNotFound),
+		errors.Is(err, domain.ErrInvalid), errors.Is(err, domain.ErrTaken), errors.Is(err, domain.ErrHeld), errors.Is(err, domain.ErrFull), errors.Is(err, domain.ErrTooSoon),
 		errors.Is(err, run.ErrInvalid), errors.Is(err, run.ErrState), errors.Is(err, run.ErrFull), errors.Is(err, contract.ErrInvalid):
 		return strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(err.Error(), errArgument.Error()+": "), directory.ErrInvalid.Error()+": "), permit.ErrInvalid.Error()+": ")
 	case errors.Is(err, mailbox.ErrDuplicate):

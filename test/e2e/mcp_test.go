@@ -137,7 +137,7 @@ func throughBridge(t *testing.T, s *server, key string) {
 		env   []string
 		args  []string
 		tools int
-	}{"ours": {ours, []string{"--root", folder}, 13}, "theirs": {theirs, []string{"--root", folder}, 13}, "more tools": {ours, []string{"--tools", "core,drafts", "--root", folder}, 18}} {
+	}{"ours": {ours, []string{"--root", folder}, 14}, "theirs": {theirs, []string{"--root", folder}, 14}, "more tools": {ours, []string{"--tools", "core,drafts", "--root", folder}, 19}} {
 		cs, err := connect(tt.env, tt.args...)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
