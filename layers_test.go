@@ -37,6 +37,7 @@ var layers = [][]string{
 	{"imapmail", "build"}, // mailboxes over IMAP; templates of projects
 	{"run"},               // runs by contract
 	{"e2bapi", "mailapi", "multimail", "mcpserver", "bridge", "console", "notary", "verification"}, // the doors
+	{"emailsandbox"}, // another door to mcpserver's tools
 }
 
 // only restricts what a package may import from outside the standard library.

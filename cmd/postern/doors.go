@@ -20,6 +20,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
+	"postern/internal/emailsandbox"
 	"postern/internal/mailapi"
 	"postern/internal/mcpserver"
 	"postern/internal/multimail"
@@ -37,6 +38,7 @@ func (d *daemon) handler() http.Handler {
 	for _, p := range mcpserver.MetadataPaths {
 		mux.Handle(p, d.mcp.Metadata())
 	}
+	mux.Handle(emailsandbox.Path+"/", emailsandbox.New(d.mcp).Handler())
 	mux.Handle("/v1/", d.mailAPI.Handler())
 	mux.Handle(multimail.Path+"/", http.StripPrefix(multimail.Path, d.multimail.Handler()))
 	for _, p := range notary.Paths {
@@ -68,6 +70,7 @@ func (d *daemon) inner(who auth.Principal) http.Handler {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", d.mcp.HandlerFor(who))
+	mux.Handle(emailsandbox.Path+"/", emailsandbox.New(d.mcp).HandlerFor(who))
 	network := d.mailAPI.Inner(who)
 	for _, p := range mailapi.InnerPaths {
 		mux.Handle(p, network)

@@ -19,7 +19,7 @@ func main() {
 		keeper.Main()
 		return
 	}
-	if len(os.Args) > 1 && os.Args[1] == "up" {
+	if len(os.Args) > 1 && (os.Args[1] == "up" || os.Args[1] == "gateway") {
 		overwriteGarbage()
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -46,7 +46,7 @@ func commands() (all []*command) {
 		}},
 		{admitting, []*command{personCommand(), notifyCommand(), projectCommand(), keyCommand()}},
 		{recording, []*command{auditCommand()}},
-		{serving, []*command{configCommand(), backupCommand(), versionCommand(), manCommand()}},
+		{serving, []*command{gatewayCommand(), configCommand(), backupCommand(), versionCommand(), manCommand()}},
 	} {
 		for _, c := range part.commands {
 			c.section = part.section

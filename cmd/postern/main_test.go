@@ -29,7 +29,7 @@ func TestHelp(t *testing.T) {
 }
 
 func TestUsageErrors(t *testing.T) {
-	for _, line := range []string{"frob", "approve", "approve a b", "reject act_1", "resolve act_1 maybe", "audit", "audit list x", "inbox create a b", "inbox frob", "inbox", "inbox key", "inbox key frob", "inbox revoke a", "inbox update", "grant", "domain", "domain add", "domain frob x", "message frob", "send --to a@b.example --frob", "up x", "up --frob", "up --egress maybe", "up --memory 3", "up --dns example.com:53", "up --route x"} {
+	for _, line := range []string{"frob", "approve", "approve a b", "reject act_1", "resolve act_1 maybe", "audit", "audit list x", "inbox create a b", "inbox frob", "inbox", "gateway", "gateway start x", "gateway start --frob", "inbox key", "inbox key frob", "inbox revoke a", "inbox update", "grant", "domain", "domain add", "domain frob x", "message frob", "send --to a@b.example --frob", "up x", "up --frob", "up --egress maybe", "up --memory 3", "up --dns example.com:53", "up --route x"} {
 		t.Run(line, func(t *testing.T) {
 			var out, errs bytes.Buffer
 			if got := run(t.Context(), strings.Fields(line), &out, &errs); got != 2 || errs.Len() == 0 {

@@ -74,7 +74,7 @@ func startServer(t *testing.T) (data, url string) {
 	t.Helper()
 	data = t.TempDir()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	cmd := exec.CommandContext(ctx, "postern", "up", "--data", data, "--cache", t.TempDir(), "--sandboxes=off", "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0")
+	cmd := exec.CommandContext(ctx, "postern", "gateway", "start", "--data", data, "--cache", t.TempDir(), "--sandboxes=off", "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0")
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 20 * time.Second
 	cmd.Stderr = t.Output()

@@ -43,6 +43,7 @@ type accountData struct {
 	MayRead     bool        `json:"mayRead" jsonschema:"whether you can read the inbox"`
 	ReadDetail  string      `json:"readDetail,omitempty" jsonschema:"why not"`
 	MayPropose  bool        `json:"mayPropose" jsonschema:"whether you can propose to send"`
+	MayDraft    bool        `json:"mayDraft" jsonschema:"whether you can save drafts"`
 	Email       emailLimits `json:"email" jsonschema:"the limits of one email"`
 	Sending     []quotaData `json:"sending" jsonschema:"the limits of sending, and what is left of each"`
 	Undo        int         `json:"undoSeconds" jsonschema:"for how long after the approval email_cancel takes an email back"`
@@ -94,12 +95,10 @@ func (s *Server) account(ctx context.Context, c caller, in inboxOnly) (out reply
 	}
 	d := accountData{
 		Address: b.Address, InboxID: b.ID, DisplayName: clean(b.DisplayName), Mode: b.Mode, Meaning: b.Mode.ForAgent(),
-		MayPropose: c.who.Kind == auth.Sandbox || scope.Includes(seal.Propose),
+		MayPropose: b.Mode != policy.ReadOnly && (c.who.Kind == auth.Sandbox || scope.Includes(seal.Send)),
+		MayDraft:   c.who.Kind == auth.Sandbox || scope.Includes(seal.Draft),
 		Email:      emailLimits{mail.MaxRecipients, mail.MaxSubject, mail.MaxText, mail.MaxAttachmentsBytes},
 		Sending:    []quotaData{}, Undo: int(set.Undo.Seconds()),
-	}
-	if d.MayPropose && b.Mode == policy.ReadOnly {
-		d.MayPropose = false
 	}
 	switch _, err := c.key(ctx, in.Inbox); {
 	case err == nil:
@@ -140,17 +139,7 @@ func (s *Server) queue(ctx context.Context, c caller, inbox string) (q queueData
 func (d *accountData) text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Your address is %s. Mode %s: %s.\n", d.Address, d.Mode, d.Meaning)
-	b.WriteString("You may: ")
-	switch {
-	case d.MayRead && d.MayPropose:
-		b.WriteString("read the inbox, and propose mail.\n")
-	case d.MayRead:
-		b.WriteString("read the inbox, and not propose mail.\n")
-	case d.MayPropose:
-		b.WriteString("propose mail, and not read the inbox.\n")
-	default:
-		b.WriteString("neither read the inbox nor propose mail.\n")
-	}
+	fmt.Fprintf(&b, "You may read the inbox: %s. Propose mail: %s. Save drafts: %s.\n", yesNo(d.MayRead), yesNo(d.MayPropose), yesNo(d.MayDraft))
 	if d.ReadDetail != "" {
 		b.WriteString("Reading: " + d.ReadDetail + "\n")
 	}
@@ -167,6 +156,13 @@ func (d *accountData) text() string {
 	}
 	b.WriteString("Next: email_inbox lists mail, email_send proposes an email, email_help explains the tools.")
 	return b.String()
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
 }
 
 // ownInbox returns one line about the caller's own inbox, or nothing for who has none

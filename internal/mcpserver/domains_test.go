@@ -91,7 +91,7 @@ func TestDomains(t *testing.T) {
 		}
 		// Another project learns nothing of it.
 		var theirs auth.Secret
-		err = db.Update(t.Context(), func(tx *store.Tx) (err error) {
+		err := db.Update(t.Context(), func(tx *store.Tx) (err error) {
 			_, theirs, err = auth.NewProject(t.Context(), tx, "two")
 			return err
 		})

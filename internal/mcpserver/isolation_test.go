@@ -82,7 +82,7 @@ var tools = map[string]struct {
 	"email_cancel": {false, map[string]any{"actionId": "ACTION"}, func(p principal, _ string) bool {
 		return proposes(p, "a") && !strings.HasPrefix(p.name, "sandbox")
 	}},
-	"email_account": {true, map[string]any{}, func(p principal, inbox string) bool { return reads(p, inbox) || proposes(p, inbox) }},
+	"email_account": {true, map[string]any{}, member},
 	"domain_add":    {false, map[string]any{"domain": "NUMBER.example.com"}, func(p principal, _ string) bool { return p.name == "project" }},
 	"domain_status": {false, map[string]any{"domain": "theirs.example"}, func(principal, string) bool { return false }}, // of another project; TestDomains
 	"email_help":    {false, map[string]any{}, func(principal, string) bool { return true }},

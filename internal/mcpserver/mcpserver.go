@@ -102,14 +102,7 @@ type caller struct {
 
 // HandlerFor returns the tools for a sandbox that is known by its link.
 func (s *Server) HandlerFor(who auth.Principal) http.Handler {
-	c := caller{who: who, key: func(ctx context.Context, inbox string) (*seal.Key, error) {
-		if inbox != "" {
-			if _, _, err := s.post.Keys.Reach(ctx, who, inbox); err != nil {
-				return nil, err
-			}
-		}
-		return s.post.Keys.Lent(ctx, who)
-	}}
+	c := s.inhabitant(who)
 	return s.guarded(func(w http.ResponseWriter, r *http.Request) { s.bounded(w, r, c) })
 }
 
@@ -117,20 +110,41 @@ func (s *Server) HandlerFor(who auth.Principal) http.Handler {
 // grant over several inboxes, of which each call then names one.
 func (s *Server) Handler() http.Handler {
 	return s.guarded(func(w http.ResponseWriter, r *http.Request) {
-		who, key, err := s.authenticate(r)
+		c, err := s.stranger(r)
 		if err != nil {
-			// The attack: keys that are tried out, and questions to the database
-			// without number.
-			if often := s.often("from "+remote(r), time.Minute/strangersPerMin, strangersAtOnce); often != nil {
-				err = often
-			}
 			s.refuse(w, r, err)
 			return
 		}
-		s.bounded(w, r, caller{who: who, key: func(ctx context.Context, inbox string) (*seal.Key, error) {
-			return s.post.Keys.Open(ctx, who, key, inbox)
-		}})
+		s.bounded(w, r, c)
 	})
+}
+
+// inhabitant returns a sandbox as a caller.
+func (s *Server) inhabitant(who auth.Principal) caller {
+	return caller{who: who, key: func(ctx context.Context, inbox string) (*seal.Key, error) {
+		if inbox != "" {
+			if _, _, err := s.post.Keys.Reach(ctx, who, inbox); err != nil {
+				return nil, err
+			}
+		}
+		return s.post.Keys.Lent(ctx, who)
+	}}
+}
+
+// stranger returns the caller whose key a request shows.
+func (s *Server) stranger(r *http.Request) (caller, error) {
+	who, key, err := s.authenticate(r)
+	if err != nil {
+		// The attack: keys that are tried out, and questions to the database
+		// without number.
+		if often := s.often("from "+remote(r), time.Minute/strangersPerMin, strangersAtOnce); often != nil {
+			err = often
+		}
+		return caller{}, err
+	}
+	return caller{who: who, key: func(ctx context.Context, inbox string) (*seal.Key, error) {
+		return s.post.Keys.Open(ctx, who, key, inbox)
+	}}, nil
 }
 
 func (s *Server) guarded(h http.HandlerFunc) http.Handler {
@@ -162,19 +176,22 @@ func (s *Server) authenticate(r *http.Request) (auth.Principal, auth.Secret, err
 	return who, secret, nil
 }
 
-// bounded serves one request of c unless too many are in progress.
-func (s *Server) bounded(w http.ResponseWriter, r *http.Request, c caller) {
-	var err error
+// admit fills in what c is offered by a request, and counts the request as in progress
+// until done is called, unless too many are.
+func (s *Server) admit(r *http.Request, c *caller) (done func(), err error) {
 	if c.tools, err = chosen(r, c.who); err != nil {
-		s.refuse(w, r, err)
-		return
+		return nil, err
 	}
 	if err := s.often(c.who.String(), time.Second/callsPerSecond, callsAtOnce); err != nil {
-		s.refuse(w, r, err)
-		return
+		return nil, err
 	}
 	c.gone = r.Context()
-	done, err := s.begin(c.who, r.ContentLength < 0 || r.ContentLength > bigBody)
+	return s.begin(c.who, r.ContentLength < 0 || r.ContentLength > bigBody)
+}
+
+// bounded serves one request of c unless too many are in progress.
+func (s *Server) bounded(w http.ResponseWriter, r *http.Request, c caller) {
+	done, err := s.admit(r, &c)
 	if err != nil {
 		s.refuse(w, r, err)
 		return

@@ -44,6 +44,7 @@ type tool struct {
 	set   Set
 	guide guide
 	add   func(s *Server, srv *mcp.Server, c caller)
+	call  func(s *Server, ctx context.Context, c caller, arguments json.RawMessage) (data any, err error) // for a [Wire]
 }
 
 // offer makes a tool of f. Arguments that do not fit and errors of f become the
@@ -51,6 +52,17 @@ type tool struct {
 func offer[In, Out any](set Set, t mcp.Tool, g guide, f func(*Server, context.Context, caller, In) (reply[Out], error)) *tool {
 	t.OutputSchema = answerOf[Out]()
 	out := &tool{Tool: t, set: set, guide: g}
+	out.call = func(s *Server, ctx context.Context, c caller, arguments json.RawMessage) (any, error) {
+		var in In
+		if err := decode(arguments, &in); err != nil {
+			return nil, err
+		}
+		r, err := f(s, ctx, c, in)
+		if err != nil {
+			return nil, err
+		}
+		return r.Data, nil
+	}
 	out.add = func(s *Server, srv *mcp.Server, c caller) {
 		srv.AddTool(&out.Tool, func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 			ctx, cancel := context.WithCancel(ctx)
@@ -98,8 +110,11 @@ func (s *Server) tell(ctx context.Context, tool string, err error) string {
 		return "the call was given up"
 	}
 	s.log.ErrorContext(ctx, "call tool", "tool", tool, "err", err)
-	return "internal error; nothing was stored or sent, try again later"
+	return internalError
 }
+
+// internalError is what a caller reads of an error of this server.
+const internalError = "internal error; nothing was stored or sent, try again later"
 
 // decode reads a tool's arguments. Unknown ones are refused: an agent that
 // misspells bcc must hear of it.

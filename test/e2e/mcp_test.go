@@ -132,7 +132,7 @@ func throughBridge(t *testing.T, s *server, key string) {
 		return string(b), r.IsError
 	}
 	ours := []string{"POSTERN_URL=http://" + s.web, "POSTERN_KEY=" + key}
-	theirs := []string{"EMAIL_SANDBOX_API_URL=http://" + s.web + "/mcp", "EMAIL_SANDBOX_API_KEY=" + key}
+	theirs := []string{"EMAIL_SANDBOX_API_URL=http://" + s.web + "/email-sandbox", "EMAIL_SANDBOX_API_KEY=" + key}
 	for name, tt := range map[string]struct {
 		env   []string
 		args  []string
