@@ -92,6 +92,8 @@ type Config struct {
 	// keys as access tokens; clients of the MCP tools are told of them.
 	OAuthIssuers []string
 
+	TrustedProxies []string // addresses and CIDR prefixes of reverse proxies whose X-Forwarded-For names the client; empty means none
+
 	HTTPS bool // people reach the console through a TLS proxy: its cookie is marked Secure
 
 	PermitSettings // what they can be allowed beyond that
@@ -175,6 +177,7 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.Float64Var(&c.UnknownRate, "unknown-rate", 5, "control `calls` a second of each address without a valid key, and 20 times as many at once; 0 means no limit")
 	c.tlsFlags(fs)
 	fs.Var(&list{values: &c.OAuthIssuers}, "oauth-issuer", "`URL` of an authorization server (OAuth 2.1) of yours that gives out inbox keys as access tokens; MCP clients find it in the protected-resource metadata (RFC 9728); may be repeated. See docs/reference/mcp.md")
+	fs.Var(&list{values: &c.TrustedProxies}, "trusted-proxy", "`address or CIDR prefix` of a reverse proxy whose X-Forwarded-For names the client, by which sign-ups are limited; may be repeated (default: the connection's address counts)")
 	fs.BoolVar(&c.HTTPS, "https", false, "people reach the console through a proxy that does TLS: its cookie is then sent over https only")
 	fs.StringVar(&c.Egress, "egress", "deny", "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
 	pathVar(fs, &c.EgressCA, "egress-ca", "", "`file` of certificate authorities (PEM) by which servers outside are verified besides the system's, where requests of sandboxes are inspected")
@@ -347,6 +350,9 @@ func (c *Config) validate() error {
 		}
 	}
 	c.validateTLS(bad)
+	if _, err := c.proxies(); err != nil {
+		bad("trusted-proxy", "%v", err)
+	}
 	if c.MemoryMB < 128 {
 		bad("memory", "want at least 128 MiB")
 	}

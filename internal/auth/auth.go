@@ -85,6 +85,9 @@ func (p Principal) MayCall(tool string) error {
 	return fmt.Errorf("this key may not call %s, only %s: %w", tool, strings.Join(strings.Fields(p.Tools), ", "), ErrForbidden)
 }
 
+// Signup is the ID of the system's principal that makes accounts for whoever signs up.
+const Signup = "signup"
+
 // A Role says what a person may do in their project. The zero Role has the rights
 // of a Viewer.
 type Role string

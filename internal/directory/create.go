@@ -149,3 +149,24 @@ func (d *Directory) Insert(ctx context.Context, tx *store.Tx, b Inbox, account b
 	}
 	return nil
 }
+
+// SetApart marks an inbox, once, as one of an account that its user made by signing up,
+// if the account was made so. Such inboxes share none of the project's limits. The mark
+// stays when the account's own credential is gone.
+func (d *Directory) SetApart(ctx context.Context, tx *store.Tx, inbox, account string) error {
+	by := auth.Principal{Kind: auth.System, ID: auth.Signup}
+	_, err := tx.ExecContext(ctx, `update inbox set signup = true where id = $1 and exists (select 1 from credential where id = $2 and account and created_by = $3)`, inbox, account, by.String())
+	if err != nil {
+		return fmt.Errorf("mark inbox of an account: %w", err)
+	}
+	return nil
+}
+
+// IsApart reports whether an inbox is one of an account that its user made by signing
+// up.
+func IsApart(ctx context.Context, tx *store.Tx, inbox string) (apart bool, err error) {
+	if err = tx.One(ctx, `select signup from inbox where id = $1`, []any{inbox}, &apart); err != nil {
+		err = fmt.Errorf("read inbox: %w", err)
+	}
+	return apart, err
+}

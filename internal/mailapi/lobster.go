@@ -13,8 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"postern/internal/auth"
 	"postern/internal/directory"
 	"postern/internal/event"
@@ -39,7 +37,7 @@ type lobsterServer struct {
 	post    *mailbox.PostOffice
 	hooks   *webhook.Hooks
 	keys    keyAuth
-	signups *rate.Limiter
+	signups *signupLimiter
 	conf    *Config
 }
 
@@ -79,35 +77,7 @@ const (
 	lobsterRisk       = 0.5 // from which its client calls an email a risk
 )
 
-var (
-	errNotOffered   = errors.New("this server does not offer that")
-	errSignupClosed = fmt.Errorf("signup is closed here: ask the operator for a token (postern up --signup opens it): %w", auth.ErrForbidden)
-)
-
-// lobsterSignup makes an account for whoever asks, if the operator has opened
-// that. The attack: somebody who makes accounts until the disk is full.
-func (s lobsterServer) lobsterSignup(w http.ResponseWriter, r *http.Request, _ caller) error {
-	if !s.conf.Signup {
-		return errSignupClosed
-	}
-	if !s.signups.Allow() {
-		return fmt.Errorf("too many sign up at the same time: %w", errCrowded)
-	}
-	who := auth.Principal{Kind: auth.System, ID: "signup"}
-	err := s.db.View(r.Context(), func(tx *store.Tx) (err error) { //nolint:contextcheck // r's context is what is passed
-		who.Project, err = auth.FirstProject(r.Context(), tx)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	id, token, err := s.post.Keys.NewAccount(r.Context(), who, "signed up "+time.Now().UTC().Format(time.RFC3339))
-	if err != nil {
-		return err
-	}
-	answer(w, http.StatusOK, map[string]any{"id": id, "token": token.Reveal()})
-	return nil
-}
+var errNotOffered = errors.New("this server does not offer that")
 
 // lobsterAccount tells what a token may do. There are no tiers: all may send,
 // and a person decides.

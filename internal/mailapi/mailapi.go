@@ -24,6 +24,7 @@ import (
 	"maps"
 	"mime"
 	"net/http"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -32,7 +33,6 @@ import (
 
 	"golang.org/x/text/encoding"
 	"golang.org/x/text/transform"
-	"golang.org/x/time/rate"
 
 	"postern/internal/api"
 	"postern/internal/audit"
@@ -76,7 +76,7 @@ type Server struct {
 	crowd     crowd         // who waits for events
 	closing   chan struct{} // closed when waiting is to end
 	conf      Config
-	signups   *rate.Limiter
+	signups   *signupLimiter
 }
 
 // Config is what a [Server] works with, and what the operator sets.
@@ -103,13 +103,16 @@ type Config struct {
 	Commands *command.Admission
 	Tools    []string // the names of the tools that keys can be limited to; nil means any
 	Signup   bool     // anybody may make an account, in the oldest project
+	// Proxies are the networks of the reverse proxies whose X-Forwarded-For names the
+	// client. Nil: none is trusted.
+	Proxies []netip.Prefix
 }
 
 // New returns a server of the inboxes in post and the actions in gate.
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, c Config) *Server {
 	return &Server{
 		log: log, db: db, gate: gate, post: post, domains: c.Domains, hooks: c.Webhooks, sending: semaphore.New(maxSending, maxSendingEach), exporting: semaphore.New(maxExporting, 1),
-		crowd: crowd{by: map[string]int{}}, closing: make(chan struct{}), conf: c, signups: rate.NewLimiter(rate.Every(6*time.Second), 20),
+		crowd: crowd{by: map[string]int{}}, closing: make(chan struct{}), conf: c, signups: newSignupLimiter(),
 	}
 }
 

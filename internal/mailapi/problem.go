@@ -232,6 +232,10 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		errors.As(err, &reached)
 		rateLimits(w.Header(), reached.All)
 		w.Header().Set("Retry-After", strconv.FormatInt(wholeSeconds(reached.Resets), 10))
+	case "too_many_requests":
+		if late, ok := errors.AsType[*waitError](err); ok {
+			w.Header().Set("Retry-After", strconv.FormatInt(wholeSeconds(late.wait), 10))
+		}
 	case "internal_error":
 		if errors.Is(err, context.Canceled) {
 			s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)

@@ -67,6 +67,11 @@ func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principa
 	if err != nil {
 		return "", err
 	}
+	if account != nil {
+		if err := m.Directory.SetApart(ctx, tx, b.ID, who.ID); err != nil {
+			return "", err
+		}
+	}
 	detail := audit.Fields{"address": b.Address, "mode": string(b.Mode), "credential": id}
 	if account != nil {
 		detail["grant"] = who.ID

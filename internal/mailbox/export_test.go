@@ -18,6 +18,9 @@ func Emptied() map[string]bool {
 // FoldAt makes segments of few messages, so that a test needs few.
 func (m *PostOffice) FoldAt(least, most int) { m.Index.foldMin, m.Index.foldMax = least, most }
 
+// LetWait sets how many emails of accounts that signed up themselves may wait.
+func (m *PostOffice) LetWait(n int) { m.maxApart = n }
+
 // NameFor and CheckName are nameFor and checkName in our own domain.
 func NameFor(text string) string  { return directory.NameFor(text) }
 func CheckName(name string) error { return directory.CheckName(name, true) }

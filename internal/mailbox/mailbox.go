@@ -99,6 +99,8 @@ type PostOffice struct {
 
 	found   *found // recent findings of the content checks
 	reading *semaphore.Keyed
+
+	maxApart int // a test makes it small
 }
 
 // New returns the post office of the inboxes in db and makes it the executor of
@@ -113,6 +115,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *Post
 		Directory: directory.New(db, directory.Config{Domain: cfg.Domain, ProjectModes: cfg.ProjectModes}),
 		Keys:      keyring.New(db, cfg.Scrub),
 		log:       log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), scrub: cfg.Scrub, found: newFound(), reading: semaphore.New(maxReading, maxReadingEach),
+		maxApart: maxApart,
 	}
 	m.Quotas = quota.New(db, m.Directory, m.Keys, cfg.InboxLimits, cfg.ProjectLimits)
 	m.Index = newIndex(log, db, cfg.Blobs, cfg.Scrub)

@@ -184,6 +184,9 @@ func (m *PostOffice) enter(ctx context.Context, who auth.Principal, b directory.
 				p.Note = strings.TrimSpace(p.Note + "\nthis inbox proposed the same email " + same.Age.Round(time.Second).String() + " before this one, as " + same.Action)
 			}
 		}
+		if err := m.roomApart(ctx, tx, b); err != nil {
+			return err
+		}
 		rule, left, err := m.Quotas.TakeSend(ctx, tx, b, what.recipients, what.size)
 		if err != nil {
 			return err
@@ -317,4 +320,28 @@ func showRest(v *oversight.View, s mail.Summary, masked bool) {
 	case s.Unshown > 0:
 		v.Partial = fmt.Sprintf("%d bytes of it are not shown", s.Unshown)
 	}
+}
+
+// maxApart is how many emails of all accounts that signed up themselves may wait
+// together for a person or for their time.
+const maxApart = 300
+
+// roomApart returns [oversight.ErrFull] if b is an inbox of an account that signed up
+// itself and too much of all these waits. The attack: hundreds of such accounts, each
+// within its own limits, that bury what the project's own agents ask.
+func (m *PostOffice) roomApart(ctx context.Context, tx *store.Tx, b directory.Inbox) error {
+	apart, err := directory.IsApart(ctx, tx, b.ID)
+	if err != nil || !apart {
+		return err
+	}
+	var n int
+	err = tx.One(ctx, `select count(*) from action a join inbox b on b.id = a.inbox_id where a.project_id = $1 and a.state in ($2, $3) and b.signup`,
+		[]any{b.Project, oversight.Pending, oversight.Scheduled}, &n)
+	if err != nil {
+		return fmt.Errorf("count what waits: %w", err)
+	}
+	if n >= m.maxApart {
+		return fmt.Errorf("%d emails of accounts that signed up themselves wait for a person: %w", n, oversight.ErrFull)
+	}
+	return nil
 }

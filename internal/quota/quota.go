@@ -99,7 +99,14 @@ func (q *Quotas) TakeSend(ctx context.Context, tx *store.Tx, b directory.Inbox, 
 	if left, err = Take(ctx, tx, "inbox", b.ID, rule.Limits.within(q.inbox), recipients, bytes); err != nil {
 		return Sending{}, nil, err
 	}
-	all, err := Take(ctx, tx, "project", b.Project, project.Limits.within(q.project), recipients, bytes)
+	// The attack: whoever signs up uses up what the project itself may send.
+	scope, id := "project", b.Project
+	if apart, err := directory.IsApart(ctx, tx, b.ID); err != nil {
+		return Sending{}, nil, err
+	} else if apart {
+		scope, id = "signups", b.Project+" signups"
+	}
+	all, err := Take(ctx, tx, scope, id, project.Limits.within(q.project), recipients, bytes)
 	return rule, append(left, all...), err
 }
 
@@ -150,7 +157,7 @@ type window struct {
 }
 
 // windows returns the windows that have a limit. Scope is the prefix of their
-// names, "inbox" or "project".
+// names: "inbox", "project" or "signups".
 func (l Limits) windows(scope string) []window {
 	all := []window{
 		{scope + "-minute", time.Minute, l.PerMinute, 0, 0, l.PerMinute > 0},
