@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/message"
 	"postern/internal/policy"
 	"postern/internal/seal"
@@ -33,16 +34,18 @@ func (s *Server) getAccount(w http.ResponseWriter, r *http.Request, c caller) er
 	}
 	out := map[string]any{
 		"id": c.ID, "slug": string(c.Kind), "plan": "self-hosted", "oversight_email": nil, "physical_address": nil, "monthly_email_quota": nil,
-		"max_mailboxes": nil, "is_active": true, "mailboxes": len(list), "sending_disabled": false, "sending_disabled_reason": nil,
+		"max_mailboxes": nil, "is_active": true, "mailboxes": len(list), "sending_disabled": nil, "sending_disabled_reason": nil, "limits": nil,
+	}
+	if directory.MayManage(c.Principal) == nil {
+		list = nil // a manager can have thousands, each with limits and switches of its own
+	} else {
+		out["sending_disabled"] = false
 	}
 	if c.Kind == auth.Grant {
 		out["max_mailboxes"] = maxAccountMailboxes
 	}
 	var limits []map[string]any
-	for i, b := range list {
-		if i == maxAccountMailboxes { // a manager can have many more; each has its own page
-			break
-		}
+	for _, b := range list {
 		if _, left, err := s.post.Quotas.Sends(r.Context(), c.Principal, b.ID); err == nil {
 			for _, q := range left {
 				limits = append(limits, map[string]any{"mailbox_id": b.ID, "name": q.Name, "limit": q.Limit, "left": q.Left, "resets_in_seconds": int64(q.Resets / time.Second)})

@@ -184,14 +184,17 @@ func parameters(q url.Values, names ...string) error {
 	return nil
 }
 
+// maxPage is the longest page of a list.
+const maxPage = 100
+
 // limit returns the query's limit.
-func limit(q url.Values, unset, most int) (int, error) {
+func limit(q url.Values, unset int) (int, error) {
 	if !q.Has("limit") {
 		return unset, nil
 	}
 	n, err := strconv.Atoi(q.Get("limit"))
-	if err != nil || n < 1 || n > most {
-		return 0, fmt.Errorf("%w: limit: must be 1 to %d", errRequest, most)
+	if err != nil || n < 1 || n > maxPage {
+		return 0, fmt.Errorf("%w: limit: must be 1 to %d", errRequest, maxPage)
 	}
 	return n, nil
 }

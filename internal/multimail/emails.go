@@ -2,6 +2,7 @@ package multimail
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -200,10 +201,10 @@ func email(r *http.Request) (string, error) {
 }
 
 // action returns an email that the mailbox of k proposed.
-func (s *Server) action(r *http.Request, c caller, inbox, id string) (oversight.Action, error) {
+func (s *Server) action(ctx context.Context, c caller, inbox, id string) (oversight.Action, error) {
 	who := c.Principal
 	who.Inbox = inbox // the caller has shown that it has a part in it
-	a, err := s.gate.Action(r.Context(), who, id)
+	a, err := s.gate.Action(ctx, who, id)
 	if err == nil && (a.Inbox != inbox || a.Kind != mailbox.SendKind) {
 		err = fmt.Errorf("email %s: %w", id, store.ErrNotFound)
 	}
@@ -279,7 +280,7 @@ func (s *Server) content(w http.ResponseWriter, r *http.Request, c caller) (k *s
 		b, _, err := s.own(r, c)
 		if err == nil {
 			var a oversight.Action
-			if a, err = s.action(r, c, b.ID, id); err == nil {
+			if a, err = s.action(r.Context(), c, b.ID, id); err == nil {
 				sum, p = s.proposed(a, b.Address)
 				return k, sum, p, done, nil
 			}
@@ -324,7 +325,7 @@ func (s *Server) getEmail(w http.ResponseWriter, r *http.Request, c caller) erro
 
 // addDecision adds what became of a proposed email. Who decided is not told.
 func (s *Server) addDecision(r *http.Request, c caller, k *seal.Key, out *whole) error {
-	a, err := s.action(r, c, k.Inbox(), out.ID)
+	a, err := s.action(r.Context(), c, k.Inbox(), out.ID)
 	if err != nil {
 		return err
 	}

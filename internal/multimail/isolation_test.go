@@ -353,8 +353,11 @@ func TestIsolation(t *testing.T) {
 		n := 0
 		for _, o := range operations {
 			on := targets
-			if !strings.Contains(o.route, "{mailbox}") {
+			switch {
+			case !strings.Contains(o.route, "{mailbox}"):
 				on = targets[:1]
+			case strings.HasSuffix(t.Name(), "postgres"): // who may do what is the same there; what is no text is not
+				on = targets[5:6]
 			}
 			refusals := map[string]string{}
 			for _, target := range on {

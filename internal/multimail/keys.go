@@ -54,27 +54,47 @@ type keyInfo struct {
 	IsActive  bool       `json:"is_active"`
 }
 
-var prefixes = map[auth.Kind]string{auth.Agent: "pib_", auth.Grant: KeyPrefix, auth.Recovery: "prk_"}
-
-// managed returns the mailboxes whose keys the caller manages.
-func (s *Server) managed(r *http.Request, c caller) ([]directory.Inbox, error) {
-	list, err := s.post.Directory.Inboxes(r.Context(), c.Principal)
-	if err != nil || directory.MayManage(c.Principal) == nil {
-		return list, err
+// prefixOf returns what the keys of a kind begin with.
+func prefixOf(kind auth.Kind) string {
+	switch kind {
+	case auth.Agent:
+		return "pib_…"
+	case auth.Recovery:
+		return "prk_…"
+	default: // no other kind has a part in a mailbox
+		return KeyPrefix + "…"
 	}
-	all := len(list)
-	list = slices.DeleteFunc(list, func(b directory.Inbox) bool {
-		_, scope, err := s.post.Keys.Reach(r.Context(), c.Principal, b.ID)
-		return err != nil || !scope.Includes(seal.Manage)
-	})
-	if len(list) == 0 && all > 0 {
-		return nil, fmt.Errorf("this key has not the scope admin in any mailbox: %w", auth.ErrForbidden)
-	}
-	return list, nil
 }
 
-// parts returns the keys of the mailboxes that the caller manages.
+// managed returns the mailboxes whose keys the caller's credential manages.
+func (s *Server) managed(r *http.Request, c caller) ([]directory.Inbox, error) {
+	list, err := s.post.Directory.Inboxes(r.Context(), c.Principal)
+	if err != nil {
+		return nil, err
+	}
+	var out []directory.Inbox
+	for _, b := range list {
+		_, scope, err := s.post.Keys.Reach(r.Context(), c.Principal, b.ID)
+		if err != nil {
+			return nil, err
+		}
+		if scope.Includes(seal.Manage) {
+			out = append(out, b)
+		}
+	}
+	if len(out) == 0 && len(list) > 0 {
+		return nil, fmt.Errorf("this key has not the scope admin in any mailbox: %w", auth.ErrForbidden)
+	}
+	return out, nil
+}
+
+// parts returns the keys of the mailboxes that the caller's credential manages. For a
+// manager these are the grants of its project, accounts among them: a project can have
+// thousands of mailboxes, each with keys of its own.
 func (s *Server) parts(r *http.Request, c caller) (out []keyring.Part, err error) {
+	if directory.MayManage(c.Principal) == nil {
+		return s.post.Keys.Grants(r.Context(), c.Principal)
+	}
 	list, err := s.managed(r, c)
 	if err != nil {
 		return nil, err
@@ -99,7 +119,7 @@ func (s *Server) listKeys(w http.ResponseWriter, r *http.Request, c caller) erro
 		k, ok := at[p.Credential]
 		if !ok {
 			k = &keyInfo{
-				ID: p.Credential, Name: p.Name, Prefix: prefixes[p.Kind] + "…", Scopes: scopesOf(p.Scope), CreatedAt: p.Created, LastUsed: orNull(p.Used), Expires: orNull(p.Expires), IsActive: true,
+				ID: p.Credential, Name: p.Name, Prefix: prefixOf(p.Kind), Scopes: scopesOf(p.Scope), CreatedAt: p.Created, LastUsed: orNull(p.Used), Expires: orNull(p.Expires), IsActive: true,
 			}
 			at[p.Credential] = k
 			out = append(out, k)
@@ -190,6 +210,13 @@ func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request, c caller) err
 	key, err := id(r, "id")
 	if err != nil {
 		return err
+	}
+	if directory.MayManage(c.Principal) == nil {
+		if err := s.post.Keys.RevokeGrant(r.Context(), c.Principal, key); err != nil {
+			return err
+		}
+		answer(w, http.StatusOK, map[string]any{"status": "revoked", "id": key})
+		return nil
 	}
 	ps, err := s.parts(r, c)
 	if err != nil {

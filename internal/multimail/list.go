@@ -1,6 +1,7 @@
 package multimail
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -24,8 +25,9 @@ import (
 // them, newest first. What mail says is sealed, so filters look at one email after
 // the other, and at so many for one request; the cursor goes on from there.
 const (
-	maxExamined = 1000 // emails that one request looks at
+	maxExamined = 1000 // messages that one request looks at
 	maxWaiting  = 500  // actions that are listed: the newest
+	actionCost  = 10   // an action is read whole, a message is not
 )
 
 // A place is where an email stands in a list.
@@ -51,22 +53,23 @@ func placeOf(cursor string) (place, error) {
 // An entry is an email of a list. Its content is read only once it is looked at.
 type entry struct {
 	place
-	read func() (summary, error)
+	cost int // how many emails it counts for
+	read func(ctx context.Context) (summary, error)
 }
 
 // A source is one of the lists that are merged.
 type source struct {
 	want   filter
-	fill   func(cursor string) (list []entry, next string, err error)
+	fill   func(ctx context.Context, cursor string) (list []entry, next string, err error)
 	cursor string
 	ahead  []entry
 	done   bool
 }
 
 // head returns the newest entry that is left, or nil.
-func (s *source) head() (*entry, error) {
+func (s *source) head(ctx context.Context) (*entry, error) {
 	for len(s.ahead) == 0 && !s.done {
-		list, next, err := s.fill(s.cursor)
+		list, next, err := s.fill(ctx, s.cursor)
 		if err != nil {
 			return nil, err
 		}
@@ -135,7 +138,7 @@ func (f *filter) ended(p place) bool {
 }
 
 // sources returns the lists of a mailbox in which emails of a filter can be.
-func (s *Server) sources(r *http.Request, c caller, b directory.Inbox, k *seal.Key, f filter) (out []*source) {
+func (s *Server) sources(c caller, b directory.Inbox, k *seal.Key, f filter) (out []*source) {
 	ofMessages, ofActions, ofHeld := true, f.direction != "inbound", f.direction != "outbound"
 	switch f.status {
 	case "":
@@ -149,46 +152,48 @@ func (s *Server) sources(r *http.Request, c caller, b directory.Inbox, k *seal.K
 		ofMessages, ofHeld = false, false
 	}
 	if ofMessages {
-		out = append(out, &source{want: f, fill: func(cursor string) ([]entry, string, error) {
+		out = append(out, &source{want: f, fill: func(ctx context.Context, cursor string) ([]entry, string, error) {
 			l := mailbox.Listing{Limit: 100, Cursor: cursor, Unread: f.status == unread, Since: f.after}
-			switch {
-			case f.status == deleted:
+			switch f.status {
+			case deleted:
 				l.Label = mailbox.LabelTrash
-			case f.status == archived:
+			case archived:
 				l.Label = mailbox.LabelArchived
-			case f.status == spamConfirmed:
+			case spamConfirmed:
 				l.Label = reportedSpam
 			}
 			if f.direction != "" {
 				l.Direction = map[string]message.Direction{"inbound": message.In, "outbound": message.Out}[f.direction]
 			}
-			ms, next, err := s.post.List(r.Context(), c.Principal, k, l)
+			ms, next, err := s.post.List(ctx, c.Principal, k, l)
 			return entries(ms, summaryOf), next, err
 		}})
 	}
 	if ofHeld {
-		out = append(out, &source{want: f, fill: func(cursor string) ([]entry, string, error) {
-			ms, next, err := s.post.HeldMessages(r.Context(), c.Principal, k, cursor, 100)
+		out = append(out, &source{want: f, fill: func(ctx context.Context, cursor string) ([]entry, string, error) {
+			ms, next, err := s.post.HeldMessages(ctx, c.Principal, k, cursor, 100)
 			return entries(ms, heldOf), next, err
 		}})
 	}
 	if ofActions {
-		out = append(out, &source{want: f, fill: func(cursor string) ([]entry, string, error) { return s.waitingEmails(r, c, b, cursor) }})
+		out = append(out, &source{want: f, fill: func(ctx context.Context, cursor string) ([]entry, string, error) {
+			return s.waitingEmails(ctx, c, b, cursor)
+		}})
 	}
 	return out
 }
 
 func entries(ms []message.Message, of func(message.Message) summary) []entry {
 	return each(ms, func(m message.Message) entry {
-		return entry{place{store.Time(m.At), m.ID}, func() (summary, error) { return of(m), nil }}
+		return entry{place{store.Time(m.At), m.ID}, 1, func(context.Context) (summary, error) { return of(m), nil }}
 	})
 }
 
 // waitingEmails returns the emails of a mailbox that have not left, from a cursor on.
-func (s *Server) waitingEmails(r *http.Request, c caller, b directory.Inbox, cursor string) (out []entry, next string, err error) {
+func (s *Server) waitingEmails(ctx context.Context, c caller, b directory.Inbox, cursor string) (out []entry, next string, err error) {
 	who := c.Principal
 	who.Inbox = b.ID
-	list, err := s.gate.Actions(r.Context(), who, oversight.Query{States: waiting, Limit: maxWaiting, Inboxes: []string{b.ID}})
+	list, err := s.gate.Actions(ctx, who, oversight.Query{States: waiting, Limit: maxWaiting, Inboxes: []string{b.ID}})
 	if err != nil {
 		return nil, "", err
 	}
@@ -202,8 +207,8 @@ func (s *Server) waitingEmails(r *http.Request, c caller, b directory.Inbox, cur
 				continue
 			}
 		}
-		out = append(out, entry{p, func() (summary, error) {
-			whole, err := s.action(r, c, b.ID, a.ID)
+		out = append(out, entry{p, actionCost, func(ctx context.Context) (summary, error) {
+			whole, err := s.action(ctx, c, b.ID, a.ID)
 			if err != nil {
 				return summary{}, err
 			}
@@ -222,13 +227,13 @@ func (s *Server) waitingEmails(r *http.Request, c caller, b directory.Inbox, cur
 
 // merge returns what is wanted of several lists, newest first: at most n emails, after
 // it has looked at maxExamined. Next is where the list goes on.
-func merge(sources []*source, n int) (out []summary, next string, err error) {
+func merge(ctx context.Context, sources []*source, n int) (out []summary, next string, err error) {
 	out = []summary{}
-	for examined := 0; ; examined++ {
+	for examined := 0; ; {
 		var newest *source
 		var top *entry
 		for _, src := range sources {
-			e, err := src.head()
+			e, err := src.head(ctx)
 			if err != nil {
 				return nil, "", err
 			}
@@ -239,17 +244,18 @@ func merge(sources []*source, n int) (out []summary, next string, err error) {
 		if top == nil || newest.want.ended(top.place) {
 			return out, "", nil
 		}
-		if len(out) == n || examined == maxExamined {
+		if len(out) == n || examined >= maxExamined {
 			return out, next, nil
 		}
 		next = message.Cursor(top.at, top.id)
-		sum, err := top.read()
+		sum, err := top.read(ctx)
 		if err != nil {
 			return nil, "", err
 		}
 		if newest.want.wants(sum) {
 			out = append(out, sum)
 		}
+		examined += top.cost
 		newest.ahead = newest.ahead[1:]
 	}
 }
@@ -257,7 +263,7 @@ func merge(sources []*source, n int) (out []summary, next string, err error) {
 // sinceOf returns the place of an email of a mailbox.
 func (s *Server) sinceOf(r *http.Request, c caller, b directory.Inbox, k *seal.Key, id string) (*place, error) {
 	if actionForm().MatchString(id) {
-		if a, err := s.action(r, c, b.ID, id); err == nil {
+		if a, err := s.action(r.Context(), c, b.ID, id); err == nil {
 			return &place{store.Time(a.Created), a.ID}, nil
 		}
 	} else if messageForm().MatchString(id) {
@@ -287,7 +293,7 @@ func (s *Server) listEmails(w http.ResponseWriter, r *http.Request, c caller) er
 	if v := q.Get("offset"); v != "" && v != "0" {
 		return fmt.Errorf("%w: offset: use cursor, from the page before", errRequest)
 	}
-	n, err := limit(q, 20, 100)
+	n, err := limit(q, 20)
 	if err != nil {
 		return err
 	}
@@ -300,11 +306,16 @@ func (s *Server) listEmails(w http.ResponseWriter, r *http.Request, c caller) er
 			return err
 		}
 	}
-	sources := s.sources(r, c, b, k, f)
+	done, err := s.post.Reading(r.Context(), b.ID)
+	if err != nil {
+		return err
+	}
+	defer done()
+	sources := s.sources(c, b, k, f)
 	if err := begin(sources, q.Get("cursor")); err != nil {
 		return err
 	}
-	out, next, err := merge(sources, n)
+	out, next, err := merge(r.Context(), sources, n)
 	if err != nil {
 		return err
 	}

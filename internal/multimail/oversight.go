@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -105,10 +106,13 @@ func (s *Server) listPending(w http.ResponseWriter, r *http.Request, c caller) e
 	if err != nil {
 		return err
 	}
-	out := []pending{}
-	for _, a := range list {
-		if a.Kind != mailbox.SendKind && a.Kind != policy.KindReceive || len(out) == maxListed {
+	out, more := []pending{}, false
+	for _, a := range slices.Backward(list) { // who waits longest comes first
+		if a.Kind != mailbox.SendKind && a.Kind != policy.KindReceive {
 			continue
+		}
+		if more = len(out) == maxListed; more {
+			break
 		}
 		p, err := s.pendingOf(r, c, a.ID)
 		if err != nil {
@@ -116,7 +120,7 @@ func (s *Server) listPending(w http.ResponseWriter, r *http.Request, c caller) e
 		}
 		out = append(out, p)
 	}
-	answer(w, http.StatusOK, map[string]any{"emails": out, "pending": out}) // the latter is the Python SDK's name
+	answer(w, http.StatusOK, map[string]any{"emails": out, "pending": out, "more": more}) // the latter is the Python SDK's name
 	return nil
 }
 

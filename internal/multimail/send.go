@@ -190,7 +190,7 @@ func (s *Server) proposal(r *http.Request, c caller) (oversight.Action, error) {
 	if !actionForm().MatchString(id) {
 		return oversight.Action{}, fmt.Errorf("%w: only an email that has not left (act_…) can be cancelled or changed; mail that arrived and waits is released or dropped by a person", errConflict)
 	}
-	return s.action(r, c, inbox, id)
+	return s.action(r.Context(), c, inbox, id)
 }
 
 func (s *Server) cancel(w http.ResponseWriter, r *http.Request, c caller) error {

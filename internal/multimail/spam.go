@@ -56,7 +56,7 @@ func (s *Server) listSpam(w http.ResponseWriter, r *http.Request, c caller) erro
 	if err := parameters(q, "status", "limit", "cursor"); err != nil {
 		return err
 	}
-	n, err := limit(q, 20, 100)
+	n, err := limit(q, 20)
 	if err != nil {
 		return err
 	}
@@ -78,13 +78,13 @@ func (s *Server) listSpam(w http.ResponseWriter, r *http.Request, c caller) erro
 			return err
 		}
 		for _, status := range kinds {
-			sources = append(sources, s.sources(r, c, b, k, filter{status: status})...)
+			sources = append(sources, s.sources(c, b, k, filter{status: status})...)
 		}
 	}
 	if err := begin(sources, q.Get("cursor")); err != nil {
 		return err
 	}
-	out, next, err := merge(sources, n)
+	out, next, err := merge(r.Context(), sources, n)
 	if err != nil {
 		return err
 	}

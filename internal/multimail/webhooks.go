@@ -189,7 +189,7 @@ func (s *Server) listDeliveries(w http.ResponseWriter, r *http.Request, c caller
 	if err := parameters(q, "limit", "cursor"); err != nil {
 		return err
 	}
-	n, err := limit(q, 50, 100)
+	n, err := limit(q, 50)
 	if err != nil {
 		return err
 	}
