@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -419,7 +421,10 @@ func TestNoKeyDecides(t *testing.T) {
 	bodies := []map[string]any{
 		{"version": 1, "digest": a.Digest, "approve": true, "reason": "I say so"},
 		{"version": 1, "state": "done", "reason": "I say so"},
+		{"email_id": a.ID + ".1." + boundDigest(t, a.Digest), "action": "approve", "reason": "I say so"},
 		{"mode": "autonomous", "reason": "I say so"},
+		{"oversight_mode": "autonomous"},
+		{"name": "me", "scopes": []string{"oversight"}},
 		{"scope": "project", "reason": "I say so"},
 		{"pattern": "*@elsewhere.example", "reason": "I say so"},
 		{"role": "owner", "name": "me", "person": "ann", "email": "me@elsewhere.example"},
@@ -430,6 +435,8 @@ func TestNoKeyDecides(t *testing.T) {
 		"/console/", "/console/actions/{id}", "/console/actions/{id}/decision", "/console/actions/{id}/resolution", "/console/actions/{id}/cancel", "/console/actions/{id}/comment",
 		"/console/decisions", "/console/switches", "/console/policy", "/console/people", "/console/inboxes/{inbox}/mode", "/console/inboxes/{inbox}/settings", "/console/setup", "/console/account",
 		"/look/" + strings.Repeat("A", 26), "/v1/switches", "/v1/policy", "/v1/people", "/v1/decisions", "/sandboxes", "/v2/sandboxes", "/templates", "/teams", "/events/webhooks", "/volumes",
+		"/multimail/v1/oversight/pending", "/multimail/v1/oversight/decide", "/multimail/v1/approve/{id}", "/multimail/v1/account", "/multimail/v1/api-keys",
+		"/multimail/v1/mailboxes/{inbox}", "/multimail/v1/mailboxes/{inbox}/configure", "/multimail/v1/mailboxes/{inbox}/upgrade", "/multimail/v1/mailboxes/{inbox}/emails/{id}/schedule",
 	} {
 		routes = append(routes, [2]string{"GET", path}, [2]string{"POST", path}, [2]string{"PUT", path}, [2]string{"PATCH", path})
 	}
@@ -561,3 +568,13 @@ for name in ("approve", "decide", "reject", "approve_email", "resolve", "set_mod
 print(len(names), "tools called:", " ".join(names))
 END
 python3 /tmp/walk.py`
+
+// boundDigest returns a digest as MultiMail's API has it in the id of a decision.
+func boundDigest(t *testing.T, digest string) string {
+	t.Helper()
+	sum, err := hex.DecodeString(digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return base64.RawURLEncoding.EncodeToString(sum)
+}
