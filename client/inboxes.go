@@ -52,6 +52,11 @@ func (s *InboxService) Own(ctx context.Context) (Inbox, error) {
 	return Inbox{}, fmt.Errorf("the credential opens several inboxes: %s", strings.Join(names, ", "))
 }
 
+// Me returns who the caller is, what it may do, and what is left of its limits.
+func (s *InboxService) Me(ctx context.Context) (Me, error) {
+	return get[Me](ctx, s.c, nil, "v1", "me")
+}
+
 // Create makes an inbox. The answer has its key, which the server does not keep.
 func (s *InboxService) Create(ctx context.Context, in NewInbox) (Inbox, error) {
 	return post[Inbox](ctx, s.c, in, "v1", "inboxes")

@@ -140,6 +140,7 @@ type (
 	SendLimits       = api.SendLimits
 	SendSettings     = api.SendSettings
 	SendStatus       = api.SendStatus
+	Me               = api.Me
 	Session          = api.Session
 	SignIn           = api.SignIn
 	SigningKey       = api.SigningKey

@@ -3,12 +3,10 @@ package egress
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -126,7 +124,7 @@ func newAttached(ctx context.Context, w *Wall, who auth.Principal, rules *policy
 		return nil, err
 	}
 	if w.cfg.Inner != nil {
-		a.inner = serveInner(ctx, a.log, w.cfg.Inner(who))
+		a.inner = serveInner(ctx, a.log, w.cfg.Inner(who), a.innerTLS())
 	}
 	return a, nil
 }
@@ -365,96 +363,4 @@ func (a *attached) dialIn(ctx context.Context, port uint16) (net.Conn, error) {
 	default:
 		return nil, fmt.Errorf("connect to port %d of %s: %w", port, a.who.ID, err)
 	}
-}
-
-// An innerServer serves http://postern.internal to one sandbox. It is its own
-// server's listener: connections come from the stack.
-type innerServer struct {
-	srv   *http.Server
-	conns chan net.Conn
-	stop  chan struct{}
-	once  sync.Once
-}
-
-// serveInner starts the inner server of one sandbox.
-func serveInner(ctx context.Context, log *slog.Logger, h http.Handler) *innerServer {
-	in := &innerServer{conns: make(chan net.Conn), stop: make(chan struct{})}
-	in.srv = &http.Server{
-		Handler: innerHost(h), ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		BaseContext:       func(net.Listener) context.Context { return ctx },
-		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-	}
-	go func() { _ = in.srv.Serve(in) }() // until close
-	return in
-}
-
-// innerHost refuses requests for other hosts. The attack is DNS rebinding: a web
-// page in a browser inside, whose own name resolves to the gateway, would otherwise
-// be of one origin with this server.
-func innerHost(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host := strings.ToLower(r.Host)
-		host = strings.TrimSuffix(strings.TrimSuffix(host, ":80"), ".")
-		if host != Name && host != sandbox.LinkGateway.String() {
-			http.Error(w, "this server only answers to http://"+Name, http.StatusMisdirectedRequest)
-			return
-		}
-		h.ServeHTTP(w, r)
-	})
-}
-
-// Accept implements [net.Listener].
-func (in *innerServer) Accept() (net.Conn, error) {
-	select {
-	case c := <-in.conns:
-		return c, nil
-	case <-in.stop:
-		return nil, net.ErrClosed
-	}
-}
-
-// Close implements [net.Listener].
-func (in *innerServer) Close() error {
-	in.once.Do(func() { close(in.stop) })
-	return nil
-}
-
-// Addr implements [net.Listener].
-func (in *innerServer) Addr() net.Addr {
-	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(sandbox.LinkGateway, 80))
-}
-
-// serve hands c to the server and returns when c has been closed.
-func (in *innerServer) serve(c net.Conn) {
-	t := &closeNotifyConn{Conn: c, closed: make(chan struct{})}
-	select {
-	case in.conns <- t:
-		select {
-		case <-t.closed:
-		case <-in.stop:
-		}
-	case <-in.stop:
-		c.Close()
-	}
-}
-
-// close ends the inner server and its connections.
-func (in *innerServer) close() {
-	in.Close()
-	if err := in.srv.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-		return
-	}
-}
-
-// A closeNotifyConn reports when it was closed.
-type closeNotifyConn struct {
-	net.Conn
-	once   sync.Once
-	closed chan struct{}
-}
-
-// Close implements [net.Conn].
-func (c *closeNotifyConn) Close() error {
-	c.once.Do(func() { close(c.closed) })
-	return c.Conn.Close()
 }

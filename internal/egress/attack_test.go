@@ -3,6 +3,7 @@ package egress
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"maps"
@@ -307,7 +308,9 @@ func sendMail(t *testing.T, cases []int, greeting time.Duration) (bites int, hol
 			handled[e.Dst] = handled[e.Dst] || e.Kind == Denied || e.Kind == Cut || e.Kind == Captured
 			return nil
 		}
-		c.SMTP = func(_ context.Context, _ auth.Principal, _ netip.AddrPort, conn net.Conn, _ []byte) { conn.Close() }
+		c.SMTP = func(_ context.Context, _ auth.Principal, _ netip.AddrPort, conn net.Conn, _ []byte, _ *tls.Config) {
+			conn.Close()
+		}
 	})
 	byAddress, byName := w.box("i1", policy.Egress{Internet: true}), w.box("i2", named)
 	run := func(n int) (bites bool) {

@@ -11,7 +11,7 @@
 //	                                           ├─ inspected: Config.Inspect
 //	                                           ├─ DNS: our resolver
 //	                                           ├─ SMTP: handed to Config.SMTP
-//	                                           └─ 10.0.0.1:80: Config.Inner
+//	                                           └─ 10.0.0.1:80, 443: Config.Inner
 //
 // Every sandbox has the address 10.0.0.2 and one neighbour, 10.0.0.1, which is
 // its gateway and its resolver ([sandbox.LinkNetwork]). So the hosts of that
@@ -33,16 +33,10 @@ package egress
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
@@ -86,19 +80,24 @@ type Config struct {
 	// is logged. It must be set.
 	Record func(ctx context.Context, who auth.Principal, e Event) error
 	// Inner returns the handler that the sandbox who finds at
-	// http://postern.internal. It must limit request bodies itself. Nil:
-	// connections are refused.
+	// http://postern.internal and https://postern.internal. It must limit request
+	// bodies itself. Nil: connections are refused.
 	Inner func(who auth.Principal) http.Handler
+	// Leaf returns a server certificate for a host, by the authority of a sandbox, which
+	// the programs in it trust; see [inspect.Authority.Leaf]. Nil: there is no TLS for
+	// https://postern.internal nor for captured mail.
+	Leaf func(sandbox, host string) (*tls.Certificate, error)
 	// SMTP serves a captured mail connection of the sandbox who to dst until it
 	// ends. It owns conn. If seen is empty, the sandbox waits for the greeting.
 	// Otherwise the greeting has been sent and seen has been read from conn.
 	//
-	// On port 465 TLS has been terminated with a self-signed certificate, so a program
-	// that verifies certificates will not send.
+	// StartTLS is for STARTTLS: its certificate is for the server that the program asked
+	// for, by the authority of its sandbox. It is nil if there is no Leaf, and on port
+	// 465, where conn has TLS already.
 	//
 	// Connections to mail ports are refused if the sandbox has no inbox, or if SMTP is
 	// nil.
-	SMTP func(ctx context.Context, who auth.Principal, dst netip.AddrPort, conn net.Conn, seen []byte)
+	SMTP func(ctx context.Context, who auth.Principal, dst netip.AddrPort, conn net.Conn, seen []byte, startTLS *tls.Config)
 
 	// Permit decides on connections that the lists allow. Nil: the lists decide.
 	Permit Permitter
@@ -192,7 +191,6 @@ func (l *Limits) setDefaults() {
 type Wall struct {
 	log      *slog.Logger
 	cfg      Config
-	tls      *tls.Config
 	resolver *net.Resolver
 
 	mu       sync.Mutex
@@ -217,15 +215,7 @@ func New(log *slog.Logger, cfg Config) (*Wall, error) {
 	if cfg.Dial == nil {
 		cfg.Dial = (&net.Dialer{}).DialContext
 	}
-	cert, err := selfSigned()
-	if err != nil {
-		return nil, fmt.Errorf("new wall: make certificate: %w", err)
-	}
-	w := &Wall{
-		log: log, cfg: cfg, attached: map[string]*attached{},
-		tls:      &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12},
-		resolver: net.DefaultResolver,
-	}
+	w := &Wall{log: log, cfg: cfg, attached: map[string]*attached{}, resolver: net.DefaultResolver}
 	if cfg.Resolver.IsValid() {
 		w.resolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, network, cfg.Resolver.String())
@@ -233,10 +223,6 @@ func New(log *slog.Logger, cfg Config) (*Wall, error) {
 	}
 	return w, nil
 }
-
-// TLS returns the configuration for STARTTLS on captured connections. Its
-// certificate is new in each process.
-func (w *Wall) TLS() *tls.Config { return w.tls.Clone() }
 
 // Attach implements [sandbox.Network]. Its error wraps [policy.ErrInvalid] if e is
 // malformed.
@@ -481,22 +467,4 @@ func pair() (host, inside *os.File, err error) {
 		return nil, nil, fmt.Errorf("make socket pair: %w", err)
 	}
 	return os.NewFile(uintptr(fds[0]), "link-host"), os.NewFile(uintptr(fds[1]), "link-sandbox"), nil
-}
-
-// selfSigned creates the certificate for captured TLS. It exists in memory only.
-func selfSigned() (tls.Certificate, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	t := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: Name}, DNSNames: []string{Name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(10, 0, 0),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, t, t, &key.PublicKey, key)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }

@@ -34,6 +34,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"postern/internal/auth"
+	"postern/internal/inspect"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 )
@@ -59,13 +60,19 @@ type conversation struct {
 	dst  netip.AddrPort
 	seen string
 	conn net.Conn
+	tls  *tls.Config
 	over chan struct{}
 }
 
 func newWorld(tb testing.TB, change func(*Config)) *world {
 	tb.Helper()
 	w := &world{tb: tb, zone: map[string][]netip.Addr{}, hosts: map[string]string{}, mail: make(chan conversation, 10)}
+	authority, err := inspect.NewAuthority(make([]byte, 32))
+	if err != nil {
+		tb.Fatal(err)
+	}
 	cfg := Config{
+		Leaf:     authority.Leaf,
 		Resolver: w.serveDNS(),
 		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 			w.mu.Lock()
@@ -83,8 +90,8 @@ func newWorld(tb testing.TB, change func(*Config)) *world {
 			w.events = append(w.events, e)
 			return nil
 		},
-		SMTP: func(_ context.Context, who auth.Principal, dst netip.AddrPort, conn net.Conn, seen []byte) {
-			c := conversation{who, dst, string(seen), conn, make(chan struct{})}
+		SMTP: func(_ context.Context, who auth.Principal, dst netip.AddrPort, conn net.Conn, seen []byte, startTLS *tls.Config) {
+			c := conversation{who, dst, string(seen), conn, startTLS, make(chan struct{})}
 			w.mail <- c
 			<-c.over
 		},

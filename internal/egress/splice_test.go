@@ -446,7 +446,9 @@ func TestMailAfterOtherBytes(t *testing.T) {
 		t.Run(fmt.Sprintf("%.10q", first), func(t *testing.T) {
 			w := newWorld(t, func(c *Config) {
 				open(c)
-				c.SMTP = func(_ context.Context, _ auth.Principal, _ netip.AddrPort, conn net.Conn, _ []byte) { conn.Close() }
+				c.SMTP = func(_ context.Context, _ auth.Principal, _ netip.AddrPort, conn net.Conn, _ []byte, _ *tls.Config) {
+					conn.Close()
+				}
 			})
 			mail := lenientMail{}
 			delivered := make(chan bool, 1)

@@ -3,7 +3,6 @@ package egress
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"fmt"
 	"net"
 	"net/netip"
@@ -20,10 +19,6 @@ import (
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 )
-
-// handshake bounds the TLS handshake of a captured connection, and the wait for a
-// mail server's greeting.
-const handshake = 10 * time.Second
 
 // An insideConn is a connection of a program in the sandbox. Its local address is
 // the destination that the program aimed at.
@@ -46,10 +41,6 @@ func accept(r *tcp.ForwarderRequest) *insideConn {
 	}
 	return &insideConn{gonet.NewTCPConn(&wq, ep), ep}
 }
-
-// smtpPort reports whether p is a port for mail: 25, its TLS variant 465, and the
-// submission ports.
-func smtpPort(p uint16) bool { return p == 25 || p == 465 || p == 587 || p == 2525 }
 
 // handleTCP decides on a connection whose handshake has not been answered yet.
 func (a *attached) handleTCP(ctx context.Context, r *tcp.ForwarderRequest) {
@@ -88,10 +79,10 @@ func (a *attached) handleTCP(ctx context.Context, r *tcp.ForwarderRequest) {
 			}
 		}
 	case dst.Addr() == sandbox.LinkGateway:
-		if p != 80 || a.inner == nil {
+		if a.inner == nil || p != 80 && (p != 443 || a.w.cfg.Leaf == nil) {
 			refuse(dst.Addr().String() + " has no service at this port")
 		} else if c := accept(r); c != nil {
-			a.inner.serve(c)
+			a.inner.serve(c, p == 443)
 		}
 	default:
 		a.handleOut(ctx, r, dst)
@@ -341,38 +332,4 @@ func (a *attached) dialOut(ctx context.Context, f *flow, to netip.AddrPort) (net
 		return nil, err
 	}
 	return up, nil
-}
-
-// capture hands a connection to a mail port to Config.SMTP, whatever its address.
-func (a *attached) capture(ctx context.Context, in *insideConn, dst netip.AddrPort, seen []byte) {
-	a.ledger.addLater(ctx, Event{Kind: Captured, Proto: "tcp", Dst: dst, Name: a.standIns.of(dst.Addr()), Reason: "mail waits here for a decision, wherever it was to go"}, func() {})
-	var c net.Conn = in
-	defer c.Close()
-	defer context.AfterFunc(ctx, in.abort)()
-	if dst.Port() == 465 && len(seen) == 0 {
-		t := tls.Server(in, a.w.tls)
-		hctx, cancel := context.WithTimeout(ctx, handshake)
-		err := t.HandshakeContext(hctx)
-		cancel()
-		if err != nil {
-			a.log.DebugContext(ctx, "captured TLS handshake", "dst", dst, "err", err)
-			return
-		}
-		c = t
-	}
-	a.w.cfg.SMTP(ctx, a.who, dst, c, seen)
-}
-
-// captureLate is capture for a connection on which the program has already sent
-// something. If no server has greeted the program, captureLate does.
-func (a *attached) captureLate(ctx context.Context, in *insideConn, dst netip.AddrPort, seen []byte, greeted bool) {
-	if !greeted {
-		_ = in.SetWriteDeadline(time.Now().Add(handshake))
-		if _, err := in.Write([]byte("220 " + Name + " ESMTP\r\n")); err != nil {
-			in.abort()
-			return
-		}
-		_ = in.SetWriteDeadline(time.Time{})
-	}
-	a.capture(ctx, in, dst, seen)
 }

@@ -83,8 +83,15 @@ func FromCaptured(raw []byte, envelopeFrom string, rcpts []string, inbox string,
 }
 
 // leftOut are fields that do not leave. A program on the way here, such as Postfix
-// for cron, writes where the message was; the next server needs none of it.
-var leftOut = []string{"Bcc", "Received", "Return-Path", "Delivered-To", "X-Original-To"}
+// for cron, writes where the message was; the next server needs none of it. A signature
+// of the program's would be false, since the message is not sent byte by byte as it was
+// signed, and beside Postern's own it would be one too many: a receiver must not find
+// that the message was changed. The same holds for the seals of ARC (RFC 8617), which
+// say what a server on the way has seen.
+var leftOut = []string{
+	"Bcc", "Received", "Return-Path", "Delivered-To", "X-Original-To",
+	"DKIM-Signature", "DomainKey-Signature", "X-Google-DKIM-Signature", "ARC-Seal", "ARC-Message-Signature", "ARC-Authentication-Results",
+}
 
 func checkCapturedHeader(fields []field, inbox string) error {
 	for _, name := range once {
@@ -96,7 +103,7 @@ func checkCapturedHeader(fields []field, inbox string) error {
 		if slices.ContainsFunc(leftOut, f.is) {
 			continue
 		}
-		if strings.HasPrefix(strings.ToLower(f.name), "resent-") || f.is("Authentication-Results") || f.is("DKIM-Signature") || f.is("Postern-Statement") {
+		if strings.HasPrefix(strings.ToLower(f.name), "resent-") || f.is("Authentication-Results") || f.is("Postern-Statement") {
 			return fieldErr(f.name+" header", "is not allowed in a message that is sent from here")
 		}
 		if !utf8.ValidString(f.value) {

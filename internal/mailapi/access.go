@@ -38,6 +38,9 @@ func (s access) open(r *http.Request, c caller) (*seal.Key, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.Kind == auth.Sandbox { // own has compared the inbox with the sandbox's
+		return s.post.Keys.Lent(r.Context(), c.Principal)
+	}
 	return s.post.Keys.Open(r.Context(), c.Principal, c.key, b.ID)
 }
 
@@ -53,9 +56,12 @@ func (s access) item(r *http.Request, c caller) (*seal.Key, string, error) {
 }
 
 // own returns the inbox that the request names if the caller's credential has a
-// part in it.
+// part in it, or if it is attached to the sandbox that calls.
 func (s access) own(r *http.Request, c caller) (directory.Inbox, error) {
-	if c.key == "" {
+	if c.Kind == auth.Sandbox && c.Inbox == "" {
+		return directory.Inbox{}, errNoInbox
+	}
+	if c.key == "" && c.Kind != auth.Sandbox {
 		return directory.Inbox{}, fmt.Errorf("a %s manages inboxes but cannot open them: only an inbox's own key (pib_…) can: %w", c.Kind, auth.ErrForbidden)
 	}
 	b, _, err := s.post.Keys.Reach(r.Context(), c.Principal, r.PathValue("inbox"))
@@ -73,8 +79,12 @@ func (s access) watched(r *http.Request, c caller) (directory.Inbox, error) {
 }
 
 func (s access) mayWatch(ctx context.Context, who auth.Principal, inbox string) error {
+	if who.Kind == auth.Sandbox { // it needs the lent key, as for its mail
+		_, err := s.post.Keys.Lent(ctx, who)
+		return err
+	}
 	b, scope, err := s.post.Keys.Reach(ctx, who, inbox)
-	if err == nil && who.Kind != auth.Sandbox && !scope.Includes(seal.Read) {
+	if err == nil && !scope.Includes(seal.Read) {
 		err = keyring.Lacks(b.ID, scope, seal.Read)
 	}
 	return err

@@ -1,6 +1,7 @@
 package mailapi
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -15,6 +16,8 @@ import (
 
 // An actionServer serves actions, decisions on them and what people write about them.
 type actionServer struct {
+	watcher
+
 	gate *oversight.Gate
 	post *mailbox.PostOffice
 }
@@ -113,11 +116,11 @@ func (s actionServer) getAction(w http.ResponseWriter, r *http.Request, c caller
 	if err != nil {
 		return err
 	}
-	who, err := s.post.As(r.Context(), c.Principal, id)
+	wait, err := seconds(r.URL.Query(), "wait", 0, maxWait)
 	if err != nil {
 		return err
 	}
-	a, err := s.gate.Action(r.Context(), who, id)
+	a, err := s.decided(r, c, id, wait)
 	if err != nil {
 		return err
 	}
@@ -131,6 +134,25 @@ func (s actionServer) getAction(w http.ResponseWriter, r *http.Request, c caller
 	}
 	answer(w, http.StatusOK, out)
 	return nil
+}
+
+// decided returns an action, as soon as nobody has to decide on it any more, or as it is
+// when d is over.
+func (s actionServer) decided(r *http.Request, c caller, id string, d time.Duration) (a oversight.Action, err error) {
+	look := func() (bool, error) {
+		// Read as whom it then is: who lost its key meanwhile learns nothing.
+		who, err := s.post.As(r.Context(), c.Principal, id)
+		if err == nil {
+			a, err = s.gate.Action(r.Context(), who, id)
+		}
+		return err == nil && a.State != oversight.Pending && a.State != oversight.Scheduled, err
+	}
+	if done, err := look(); err != nil || done || d == 0 {
+		return a, err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), d)
+	defer cancel()
+	return a, s.await(ctx, a.Inbox, look) //nolint:contextcheck // look passes r's context
 }
 
 func viewOf(v oversight.View) *api.View {

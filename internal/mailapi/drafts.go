@@ -112,6 +112,9 @@ func (s draftServer) createDraft(w http.ResponseWriter, r *http.Request, c calle
 
 func (s draftServer) updateDraft(w http.ResponseWriter, r *http.Request, c caller) error {
 	b, err := s.writable(r, c)
+	if err == nil {
+		err = mailbox.MayReplace(c.Principal)
+	}
 	if err != nil {
 		return err
 	}

@@ -212,6 +212,13 @@ type operation struct {
 
 // operations is the whole of this door: whoever adds a route adds its row here.
 var operations = []operation{
+	// A key of a deleted inbox has none to tell of.
+	{"GET", "/v1/me", func(p principal, _ target, ok int) int {
+		if p.name == "key of a deleted inbox" {
+			return http.StatusNotFound
+		}
+		return ok
+	}, 200, nil},
 	{"GET", "/v1/inboxes", func(p principal, _ target, ok int) int {
 		if p.kind == auth.Recovery {
 			return 200 // and its own inbox alone is in it

@@ -102,7 +102,10 @@ type Config struct {
 	// that the server keeps none.
 	Commands *command.Admission
 	Tools    []string // the names of the tools that keys can be limited to; nil means any
-	Signup   bool     // anybody may make an account, in the oldest project
+	// Offered returns the names of the tools that a caller is offered over the Model
+	// Context Protocol; nil means that it is not said.
+	Offered func(who auth.Principal) []string
+	Signup  bool // anybody may make an account, in the oldest project
 	// Proxies are the networks of the reverse proxies whose X-Forwarded-For names the
 	// client. Nil: none is trusted.
 	Proxies []netip.Prefix
@@ -205,6 +208,7 @@ func (s *Server) table() []route {
 	slots := sendSlots{s.sending}
 	watch := s.watcher()
 	return slices.Concat(
+		meServer{a, s.gate, s.post, s.conf.Offered}.routes(),
 		inboxServer{a, s.db, s.post}.routes(),
 		modeServer{s.post}.routes(),
 		keyServer{a, s.post, s.conf.Tools}.routes(),
@@ -225,7 +229,7 @@ func (s *Server) table() []route {
 		draftServer{a, slots, s.post}.routes(),
 		contactServer{a, s.post}.routes(),
 		exportServer{a, s.log, s.post, s.exporting}.routes(),
-		actionServer{s.gate, s.post}.routes(),
+		actionServer{watch, s.gate, s.post}.routes(),
 		switchServer{s.gate, s.post}.routes(),
 		policyServer{s.gate, s.conf.Book}.routes(),
 		eventServer{a, watch, s.post}.routes(),
@@ -262,6 +266,12 @@ func (s *Server) lobster() lobsterServer {
 }
 
 func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {
+	return s.routesFor(who, func(string, string) error { return nil })
+}
+
+// routesFor returns the routes for callers that who finds. It serves those for which
+// open returns nil.
+func (s *Server) routesFor(who func(*http.Request) (caller, error), open func(method, path string) error) http.Handler {
 	byPath := map[string]map[string]offer{}
 	add := func(o offer) {
 		if byPath[o.path] == nil {
@@ -278,7 +288,7 @@ func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {
 	mux := http.NewServeMux()
 	for path, methods := range byPath {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			if err := s.serve(w, r, who, methods); err != nil {
+			if err := s.serve(w, r, who, open, methods); err != nil {
 				s.fail(w, r, err)
 			}
 		})
@@ -361,7 +371,7 @@ func (rt route) takes(r *http.Request) bool {
 	return true
 }
 
-func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Request) (caller, error), methods map[string]offer) error {
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Request) (caller, error), open func(method, path string) error, methods map[string]offer) error {
 	method := r.Method
 	if method == http.MethodHead {
 		method = http.MethodGet
@@ -370,6 +380,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Re
 	if !ok {
 		w.Header().Set("Allow", strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
 		return errMethod
+	}
+	if err := open(method, rt.path); err != nil {
+		return err
 	}
 	var c caller
 	if !rt.open {
@@ -380,6 +393,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Re
 		if err := mayAsk(c, method, rt.path); err != nil {
 			return err
 		}
+	}
+	if r.PathValue("inbox") == "me" && c.Inbox != "" { // no inbox has this name, see [directory.ValidName]
+		r.SetPathValue("inbox", c.Inbox)
 	}
 	if !rt.takes(r) {
 		return fmt.Errorf("path: there is nothing at this address: %w", store.ErrNotFound)

@@ -294,12 +294,16 @@ func (s sendServer) getSending(w http.ResponseWriter, r *http.Request, c caller)
 		return err
 	}
 	rateLimits(w.Header(), left)
+	answer(w, http.StatusOK, sendStatusOf(set, left))
+	return nil
+}
+
+func sendStatusOf(set quota.Sending, left []quota.Quota) api.SendStatus {
 	out := api.SendStatus{SendSettings: api.SendSettings{UndoSeconds: int64(set.Undo / time.Second), Limits: api.SendLimits(set.Limits)}, Left: []api.Quota{}}
 	for _, q := range left {
 		out.Left = append(out.Left, api.Quota{Name: q.Name, Limit: q.Limit, Left: q.Left, WindowSeconds: wholeSeconds(q.Window), ResetsIn: wholeSeconds(q.Resets)})
 	}
-	answer(w, http.StatusOK, out)
-	return nil
+	return out
 }
 
 func (s sendServer) setSending(w http.ResponseWriter, r *http.Request, c caller) error {

@@ -172,8 +172,8 @@ func (ds *Drafts) Writable(ctx context.Context, who auth.Principal, inbox string
 	return ds.post.writer(ctx, who, inbox, seal.Draft)
 }
 
-// mayReplace refuses a sandbox, which adds drafts and changes none.
-func mayReplace(who auth.Principal) error {
+// MayReplace refuses a sandbox, which adds drafts and changes none.
+func MayReplace(who auth.Principal) error {
 	if who.Kind == auth.Sandbox {
 		return fmt.Errorf("a sandbox adds drafts, and does not change or delete any: %w", auth.ErrForbidden)
 	}
@@ -198,7 +198,7 @@ func (ds *Drafts) saveDraft(ctx context.Context, who auth.Principal, id string, 
 		return Draft{}, err
 	}
 	if id != "" {
-		if err := mayReplace(who); err != nil {
+		if err := MayReplace(who); err != nil {
 			return Draft{}, err
 		}
 	}
@@ -352,7 +352,7 @@ func (ds *Drafts) Get(ctx context.Context, who auth.Principal, k *seal.Key, id s
 // is the one that the caller means, or 0 for whichever is there. It needs no key of
 // the inbox.
 func (ds *Drafts) Delete(ctx context.Context, who auth.Principal, inbox, id string, version int64) error {
-	if err := mayReplace(who); err != nil {
+	if err := MayReplace(who); err != nil {
 		return err
 	}
 	b, err := ds.Writable(ctx, who, inbox)

@@ -3,6 +3,7 @@ package mcpserver
 import (
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -97,6 +98,25 @@ func ToolNames() (out []string) {
 		out = append(out, t.Name)
 	}
 	return out
+}
+
+// Offered returns the names of the tools that who is offered unless its client asks for
+// others, in the order in which they are listed. Nobody else but keys of inboxes and
+// projects, grants and sandboxes is offered any.
+func Offered(who auth.Principal) (names []string) {
+	switch who.Kind {
+	case auth.Sandbox, auth.Agent, auth.Grant, auth.Project:
+	case auth.Recovery, auth.Person, auth.System:
+		return nil
+	}
+	tools, err := chosen(&http.Request{URL: &url.URL{}}, who)
+	if err != nil { // unreachable: nothing was asked for
+		return nil
+	}
+	for _, t := range tools {
+		names = append(names, t.Name)
+	}
+	return names
 }
 
 // CheckTools returns an error unless each of names is a set or a tool.

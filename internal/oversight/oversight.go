@@ -477,7 +477,7 @@ func (g *Gate) moved(ctx context.Context, tx *store.Tx, a Action) error {
 // Limits on what of one inbox may wait, for a person or for its time. The attack: a
 // sandbox that proposes in a loop, until the disk is full or the reviewer gives up.
 const (
-	maxPending      = 500       // actions of one kind
+	MaxPending      = 500       // actions of one kind
 	maxPendingBytes = 512 << 20 // of their payloads
 )
 
@@ -493,7 +493,7 @@ func room(ctx context.Context, tx *store.Tx, a Action) error {
 	if err != nil {
 		return fmt.Errorf("count waiting actions: %w", err)
 	}
-	if n >= maxPending || size+int64(len(a.Payload)) > maxPendingBytes {
+	if n >= MaxPending || size+int64(len(a.Payload)) > maxPendingBytes {
 		return ErrFull
 	}
 	return nil

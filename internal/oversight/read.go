@@ -199,6 +199,19 @@ func (g *Gate) Actions(ctx context.Context, who auth.Principal, q Query) (out []
 	return slices.DeleteFunc(out, func(a Action) bool { return !maySee(who, &a) && !slices.Contains(q.Inboxes, a.Inbox) }), err
 }
 
+// Waiting returns how many actions of an inbox wait for a person or for their time. The
+// caller has checked that whoever asks has a part in the inbox.
+func (g *Gate) Waiting(ctx context.Context, project, inbox string) (n int, err error) {
+	err = g.db.View(ctx, func(tx *store.Tx) error {
+		return tx.QueryRowContext(ctx, `select count(*) from action where project_id = $1 and inbox_id = $2 and state in ($3, $4)`,
+			project, inbox, Pending, Scheduled).Scan(&n)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("count waiting actions: %w", err)
+	}
+	return n, nil
+}
+
 func list(ctx context.Context, tx *store.Tx, where string, args ...any) ([]Action, error) {
 	// The payload is as large as a message; its length stands for it.
 	scan := func(row func(...any) error) (Action, error) {

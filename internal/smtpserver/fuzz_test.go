@@ -100,7 +100,7 @@ func FuzzConversation(f *testing.F) {
 			t.Fatal(err)
 		}
 		captured := &memConn{in: bytes.NewReader(in)}
-		s.ServeConn(context.Background(), someone, target, captured, nil)
+		s.ServeConn(context.Background(), someone, target, captured, nil, nil)
 
 		inbound, submitted := &memConn{in: bytes.NewReader(in)}, &memConn{in: bytes.NewReader(in), addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}}
 		for _, c := range []*memConn{inbound, submitted} {

@@ -13,6 +13,9 @@
 // that library leaves open: bare CR and LF, which smuggle a second message past a
 // server that treats them as line ends; unlimited commands and refused recipients;
 // slow senders; a second MAIL within a transaction.
+//
+// A sandbox may end lines with a bare LF, as many programs do. That smuggles nothing:
+// see [lineEnds].
 package smtpserver
 
 import (
@@ -97,8 +100,6 @@ type Config struct {
 
 	// TLS offers STARTTLS to other mail servers and for submission; nil offers none.
 	TLS *tls.Config
-	// CaptureTLS offers STARTTLS to sandboxes; nil offers none.
-	CaptureTLS *tls.Config
 
 	MaxMessageBytes int64         // octets of one message; zero means [mail.MaxMessageBytes]
 	MaxRecipients   int           // of one message; zero means [mail.MaxRecipients]
@@ -202,8 +203,9 @@ func (s *Server) serve(l net.Listener, d *door) error {
 // at dst, until the client hangs up or ctx is done. It accepts every recipient and
 // any credential, which it discards unread; messages go only to Propose. seen is
 // what was already read from conn: if it is not empty the client does not wait for
-// a greeting and gets none. ServeConn closes conn.
-func (s *Server) ServeConn(ctx context.Context, who auth.Principal, dst netip.AddrPort, conn net.Conn, seen []byte) {
+// a greeting and gets none. STARTTLS is offered with startTLS, unless that is nil.
+// ServeConn closes conn.
+func (s *Server) ServeConn(ctx context.Context, who auth.Principal, dst netip.AddrPort, conn net.Conn, seen []byte, startTLS *tls.Config) {
 	defer conn.Close()
 	if s.cfg.Propose == nil {
 		s.log.ErrorContext(ctx, "captured smtp but no Propose is configured", "who", who.String())
@@ -211,7 +213,7 @@ func (s *Server) ServeConn(ctx context.Context, who auth.Principal, dst netip.Ad
 	}
 	k := s.newLink(conn)
 	k.ctx, k.captured, k.who, k.dst, k.seen, k.mute = ctx, true, who, dst, seen, len(seen) > 0
-	srv := s.engine(s.cfg.CaptureTLS, true)
+	srv := s.engine(startTLS, true)
 	if !s.add(srv) {
 		return
 	}

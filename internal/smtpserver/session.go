@@ -16,7 +16,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/emersion/go-sasl"
 	"github.com/emersion/go-smtp"
 	"golang.org/x/sync/semaphore"
 
@@ -50,14 +49,7 @@ type session struct {
 	badAuth int
 }
 
-// capturedSession adds AUTH to a session. Go-smtp offers it to sessions that
-// implement [smtp.AuthSession], which the one for other servers must not.
-type capturedSession struct{ *session }
-
-var (
-	_ smtp.Session     = (*session)(nil)
-	_ smtp.AuthSession = capturedSession{}
-)
+var _ smtp.Session = (*session)(nil)
 
 // newSession returns the session for a connection: one with AUTH for sandboxes and
 // submission, and one without for other servers.
@@ -270,7 +262,8 @@ func (s *Server) acquireRoom(ctx context.Context, room *semaphore.Weighted, size
 // read reads a message to its end. go-smtp ends it only at CR LF dot CR LF and
 // undoes dot-stuffing. The attack (SMTP smuggling): some servers treat a bare CR or
 // LF as the end of a line, and so can see the end of a message elsewhere. So both
-// are refused. dotCR finds those that go-smtp would drop.
+// are refused, but for LF from a sandbox, see [lineEnds]. dotCR finds those that
+// go-smtp would drop.
 func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 	held := int64(0)
 	whose := ses.bufferOwner()
@@ -283,24 +276,21 @@ func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 	// a bare CR at once, instead of after a sender that believes to have ended its
 	// message has hung up.
 	var one [1]byte
-	prev := byte(0)
 	wire, err := wireOf(r)
 	if err != nil {
 		ses.s.log.Error("read message", "err", err)
 		return nil, release, errTemporary
 	}
+	ends := lineEnds{lenient: ses.link.captured, stuffed: wire != nil}
 	for {
-		if (prev == '\n' || buf.Len() == 0) && dotCR(wire) {
+		if (ends.prev == '\n' || buf.Len() == 0) && dotCR(wire) {
 			return nil, release, errBare
 		}
 		n, err := r.Read(one[:])
 		if n == 1 {
-			c := one[0]
-			if (c == '\n') != (prev == '\r') {
+			if !ends.add(&buf, one[0]) {
 				return nil, release, errBare
 			}
-			prev = c
-			buf.WriteByte(c)
 			if more := int64(buf.Cap()) - held; more > 0 {
 				held += more
 				mine := ses.s.shares.add(whose, more)
@@ -318,7 +308,7 @@ func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 				return nil, release, smtp.ErrDataTooLarge
 			}
 		case errors.Is(err, io.EOF):
-			if prev == '\r' {
+			if ends.prev == '\r' {
 				return nil, release, reply(550, smtp.EnhancedCode{5, 6, 0}, "message ends in a bare CR")
 			}
 			return buf.Bytes(), release, nil
@@ -510,38 +500,4 @@ func hops(raw []byte) int {
 		raw = rest
 	}
 	return n
-}
-
-// AuthMechanisms offers the mechanisms that programs commonly use.
-func (capturedSession) AuthMechanisms() []string { return []string{"PLAIN", "LOGIN", "XOAUTH2"} }
-
-// Auth accepts any credential without reading it. The sandbox is identified by its
-// link, and the secret belongs to a server on the Internet.
-func (capturedSession) Auth(mech string) (sasl.Server, error) {
-	switch mech {
-	case "PLAIN", "XOAUTH2":
-		return &acceptAnyAuth{asks: [][]byte{nil}, initial: true}, nil
-	case "LOGIN":
-		return &acceptAnyAuth{asks: [][]byte{[]byte("Username:"), []byte("Password:")}, initial: true}, nil
-	}
-	return nil, smtp.ErrAuthUnknownMechanism
-}
-
-// acceptAnyAuth sends the challenges of a mechanism and accepts any response.
-type acceptAnyAuth struct {
-	asks    [][]byte // challenges that are left
-	initial bool     // the next response may have come with the command
-}
-
-// Next drops a response and returns the next challenge.
-func (a *acceptAnyAuth) Next(response []byte) (challenge []byte, done bool, err error) {
-	if response != nil && a.initial {
-		a.asks = a.asks[1:] // RFC 4954: the initial response answers the first challenge
-	}
-	a.initial = false
-	if len(a.asks) == 0 {
-		return nil, true, nil
-	}
-	challenge, a.asks = a.asks[0], a.asks[1:]
-	return challenge, false, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -343,12 +344,14 @@ func tryHost(ctx context.Context, s *session) ([]Attempt, error) {
 // hostPortJobs returns attempts to connect to ports of the machine, at its own addresses and
 // at the gateway.
 func hostPortJobs(hosts []string, gate string, ports []uint16) []job {
+	// The server serves sandboxes there: postern.internal, and those of mail.
+	serving := []uint16{25, 80, 443, 465, 587, 2525}
 	machine, other := []endpoint{}, []endpoint{}
 	for _, p := range ports {
 		for _, h := range hosts {
 			machine = append(machine, endpoint{h, p})
 		}
-		if p != 80 && p != 25 && p != 587 { // these serve sandboxes
+		if !slices.Contains(serving, p) {
 			other = append(other, endpoint{gate, p})
 		}
 	}
