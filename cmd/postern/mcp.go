@@ -64,7 +64,7 @@ If the server cannot be reached it is tried again. A proposal whose answer was
 lost is made once all the same. What happens is told on standard error.`,
 		flags: func(fs *pflag.FlagSet) {
 			fs.StringVar(&root, "root", "", "`folder` whose files may be attached by their paths (default: none may)")
-			fs.StringVar(&tools, "tools", "", "`sets or names` of the tools that are shown, between commas: core, drafts, oversight, code, all (default: core; with a project's key: code)")
+			fs.StringVar(&tools, "tools", "", "`sets or names` of the tools that are shown, between commas: core, drafts, oversight, domains, code, runs, all (default: core; with a project's key: code)")
 			fs.BoolVar(&config, "print-config", false, "print what to write into the settings of usual programs, and end")
 		},
 		run: func(ctx context.Context, args []string, out *output) error {

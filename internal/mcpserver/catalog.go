@@ -15,7 +15,11 @@ var (
 // built when they are first needed: this program executes itself for each sandbox.
 func catalog() []*tool {
 	catalogOnce.Do(func() {
+		next := nextSteps()
 		theCatalog = concat(accountTools(), readingTools(), writingTools(), draftTools(), oversightTools(), askingTools(), domainTools(), networkTools(), codeTools(), runTools())
+		for _, t := range theCatalog {
+			t.Description += " Next: " + next[t.Name]
+		}
 	})
 	return theCatalog
 }
@@ -110,7 +114,7 @@ func readingTools() []*tool {
 		}, (*Server).thread),
 		offer(Core, mcp.Tool{
 			Name: "email_labels_list", Title: "List labels", InputSchema: object("", inboxProperty), Annotations: looks(),
-			Description: "List the labels of your own inbox and how many messages have each. Answers at once. Find the messages with email_search, label:name.",
+			Description: "List the labels of your own inbox and how many messages have each. Answers at once.",
 		}, guide{
 			Usage:    "Lists labels: read, starred, archived, trash, and the inbox's own, with how many messages have each. No arguments.",
 			Examples: []string{`{}`},
@@ -129,7 +133,7 @@ func writingTools() []*tool {
 				`"replyAll": {"type": "boolean", "default": false, "description": "With replyTo: answer everybody who received the message."}`,
 				`"quote": {"type": "boolean", "default": false, "description": "With replyTo: quote the message below the text."}`,
 				contentProperties),
-			Description: "Save a draft in your own inbox. It is encrypted, needs no approval, and is not sent. Next: email_draft_send proposes it. To propose an email at once, use email_send instead.",
+			Description: "Save a draft in your own inbox. It is encrypted, needs no approval, and is not sent.",
 		}, guide{
 			Usage: "Saves a draft, encrypted. No reviewer sees it and it is not sent. Arguments: to, subject, body (required); cc, bcc, html or markdown, attachments, as of email_send; " +
 				"replyTo: the id of the message that it answers, with to [], and replyAll and quote as of email_reply. The tools of the set drafts list, read, change, delete and propose drafts.",
@@ -165,7 +169,7 @@ func writingTools() []*tool {
 		offer(Core, mcp.Tool{
 			Name: "email_send", Title: "Propose an email", Annotations: reaches(),
 			InputSchema: object("to subject body", toProperty, subject, body, contentProperties, timingProperties, keyProperty, bulkProperty, showThread),
-			Description: "Propose an email from your own address." + held + " Continue with your work, or check email_action_status now and then. Do not send the same email again.",
+			Description: "Propose an email from your own address." + held + " Do not send the same email again.",
 		}, guide{
 			Usage: "Proposes an email from your own address; a person approves or rejects exactly what would be sent, Bcc and attachments included. Arguments: to, subject, body (required); cc, bcc, html or markdown (default false), attachments; " +
 				"sendAt and gateTiming for mail that leaves later; undoSeconds; idempotencyKey; allowDuplicate; bulk; showThread: the thread that the person who approves sees beside it. At most 50 recipients, 998 characters of subject, 262144 of body, 25 MB of attachments. " +

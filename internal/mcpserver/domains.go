@@ -16,7 +16,7 @@ func domainTools() []*tool {
 	return []*tool{
 		offer(Domains, mcp.Tool{
 			Name: "domain_add", Title: "Add a domain to send from", InputSchema: object("domain", name), Annotations: saves(),
-			Description: "Claim a domain for the project's inboxes and list the DNS records that its owner must publish. It can be used once the proof is found in the DNS. It needs a project's key. Next: publish the records, then domain_status.",
+			Description: "Claim a domain for the project's inboxes and list the DNS records that its owner must publish. It can be used once the proof is found in the DNS. It needs a project's key.",
 		}, guide{
 			Usage:    "Claims a domain and answers with the DNS records to publish: type, name, value, and how much the domain depends on each (required, wanted, optional). Arguments: domain (required).",
 			Examples: []string{`{"domain": "agents.example.com"}`},
@@ -28,7 +28,7 @@ func domainTools() []*tool {
 		offer(Domains, mcp.Tool{
 			Name: "domain_status", Title: "How a domain is", Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true, IdempotentHint: true, DestructiveHint: no(), OpenWorldHint: no()},
 			InputSchema: object("", name, `"check": {"type": "boolean", "default": false, "description": "Ask the DNS now instead of reporting the last check. At most once in some seconds."}`),
-			Description: "Report the state of one of the project's domains with its DNS records and what the last check found, or list all domains. It needs a project's key. Next: publish what is missing; a verified domain can have inboxes.",
+			Description: "Report the state of one of the project's domains with its DNS records and what the last check found, or list all domains. It needs a project's key.",
 		}, guide{
 			Usage:    "With domain: its state (pending, verified, degraded, lost), its records, and what the last check found for each. Without: all domains of the project. Arguments: domain, check (default false).",
 			Examples: []string{`{"domain": "agents.example.com"}`, `{"domain": "agents.example.com", "check": true}`, `{}`},

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -85,6 +86,8 @@ func TestEmailSandbox(t *testing.T) {
 	}
 }
 
+var toolName = regexp.MustCompile(`\b(email|wait|domain|network|run|file|sandbox)_[a-z_]+`)
+
 // TestCatalog: each tool says what it is, what it does to the world, what it
 // answers, and how it is used.
 func TestCatalog(t *testing.T) {
@@ -97,6 +100,16 @@ func TestCatalog(t *testing.T) {
 		a := tool.Annotations
 		if a.DestructiveHint == nil || a.OpenWorldHint == nil || a.ReadOnlyHint && (*a.DestructiveHint || *a.OpenWorldHint || !a.IdempotentHint) {
 			t.Errorf("%s: hints %+v", tool.Name, a)
+		}
+		// Short, and with the next step: it is often all that an agent reads.
+		body, next, _ := strings.Cut(tool.Description, " Next: ")
+		if len(tool.Description) > 450 || len(body) < 40 || len(next) < 4 || !strings.HasSuffix(next, ".") {
+			t.Errorf("%s is described in %d characters: %s", tool.Name, len(tool.Description), tool.Description)
+		}
+		for _, name := range toolName.FindAllString(next, -1) {
+			if find(name) == nil {
+				t.Errorf("%s: the next step names %s, which is no tool", tool.Name, name)
+			}
 		}
 		if len(tool.guide.Usage) < 40 || len(tool.guide.Examples) == 0 || len(tool.guide.Mistakes) == 0 {
 			t.Errorf("%s is not explained", tool.Name)
