@@ -27,6 +27,7 @@ func TestMCP(t *testing.T) {
 	t.Run("conformance", func(t *testing.T) { conform(t, s, key) })
 	t.Run("code", func(t *testing.T) { runsCode(t, s, key) })
 	t.Run("bridge", func(t *testing.T) { throughBridge(t, s, key) })
+	t.Run("email-sandbox", func(t *testing.T) { asEmailSandbox(t, s, address, key) })
 	t.Run("metadata", func(t *testing.T) {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.web+"/mcp", strings.NewReader("{}"))
 		if err != nil {
@@ -95,6 +96,52 @@ func runsCode(t *testing.T, s *server, key string) {
 	cmd.Env = append(os.Environ(), "URL=http://"+s.web+"/mcp", "PROJECT_KEY="+s.key, "INBOX_KEY="+key, "OTHER_KEY="+other, "POSTERN="+s.bin)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, tail(string(out), 60))
+	}
+}
+
+// emailSandboxProgram is a program as it is written for email-sandbox: it knows two
+// variables, tools, and statuses. It proposes an email, and sees that it waits.
+const emailSandboxProgram = `
+import json, os, urllib.error, urllib.request
+url, key = os.environ["EMAIL_SANDBOX_API_URL"], os.environ.get("EMAIL_SANDBOX_API_KEY", "")
+def tool(name, **arguments):
+    headers = {"Content-Type": "application/json"}
+    if key: headers["Authorization"] = "Bearer " + key
+    req = urllib.request.Request(url + "/api/tools/" + name, json.dumps(arguments).encode(), headers)
+    try:
+        with urllib.request.urlopen(req, timeout=120) as r: return r.status, json.load(r)
+    except urllib.error.HTTPError as e: return e.code, json.load(e)
+status, sent = tool("email_send", to=["bob@example.com"], subject="by " + url, body="b", attachments=json.loads(os.environ["FILES"]))
+assert status == 202 and sent["status"] == "pending_approval" and sent["approvalId"] == sent["actionId"], (status, sent)
+status, now = tool("email_action_status", actionId=sent["actionId"])
+assert status == 200 and now["status"] == "pending", (status, now)
+assert tool("email_action_status", actionId="act_AAAAAAAAAAAAAAAAAAAAAAAAAA")[0] == 404
+assert tool("email_send", to="bob@example.com", subject="s", body="b")[0] == 400
+status, me = tool("email_account")
+assert status == 200, me
+print(me["address"], sent["actionId"])
+`
+
+// asEmailSandbox runs that program outside with a key, and in a sandbox without one. A
+// person rejects what it proposes, and the reason reaches it.
+func asEmailSandbox(t *testing.T, s *server, address, key string) {
+	cmd := exec.Command("python3", "-c", emailSandboxProgram)
+	cmd.Env = []string{"PATH=/usr/bin:/bin", "EMAIL_SANDBOX_API_URL=http://" + s.web + "/email-sandbox", "EMAIL_SANDBOX_API_KEY=" + key, `FILES=[{"name": "a.txt", "content_base64": "eA=="}]`}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.HasPrefix(string(out), address+" act_") {
+		t.Fatalf("outside: %v, %s", err, out)
+	}
+	action := strings.Fields(string(out))[1]
+	s.mustCLI("reject", action, "--reason", "ask Bob first")
+	var now struct{ Status, Reason string }
+	status, err := call(http.DefaultClient, "POST", "http://"+s.web+"/email-sandbox/api/tools/email_action_status", key, map[string]any{"actionId": action, "waitSeconds": 60}, &now)
+	if err != nil || status != 200 || now.Status != "denied" || now.Reason != "ask Bob first" {
+		t.Errorf("after the decision: %d %+v, %v", status, now, err)
+	}
+	b := s.sandbox(map[string]any{"metadata": map[string]string{"postern.inbox": address}})
+	r := b.run("echo x > report.txt; cat > program.py <<'END'\n" + emailSandboxProgram + "END\nEMAIL_SANDBOX_API_URL=http://postern.internal/email-sandbox FILES='[\"/home/user/report.txt\"]' python3 program.py")
+	if r.exit != 0 || !strings.HasPrefix(r.stdout, address+" act_") {
+		t.Errorf("in a sandbox: %d %q %q", r.exit, r.stdout, r.stderr)
 	}
 }
 
