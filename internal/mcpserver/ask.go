@@ -79,7 +79,11 @@ type oversightData struct {
 	Mode    policy.Mode `json:"mode" jsonschema:"read_only, gated_all, gated_send, monitored or autonomous"`
 	Meaning string      `json:"meaning"`
 	Allowed []allowData `json:"allowList"`
+	More    bool        `json:"more" jsonschema:"whether the allow list has more entries than these"`
 }
+
+// maxAllowShown bounds the entries of the allow list that an answer has.
+const maxAllowShown = 100
 
 type allowData struct {
 	Pattern   string `json:"pattern"`
@@ -99,6 +103,10 @@ func (s *Server) oversight(ctx context.Context, c caller, in inboxOnly) (out rep
 	out.Text = fmt.Sprintf("%s is in mode %s: %s.\n", b.Address, b.Mode, out.Data.Meaning)
 	if len(list) == 0 {
 		out.Text += "Nobody is on the allow list.\n"
+	}
+	if out.Data.More = len(list) > maxAllowShown; out.Data.More {
+		list = list[:maxAllowShown]
+		out.Text += fmt.Sprintf("The first %d entries of the allow list:\n", maxAllowShown)
 	}
 	for _, e := range list {
 		out.Data.Allowed = append(out.Data.Allowed, allowData{e.Pattern, stamp(e.Expires)})

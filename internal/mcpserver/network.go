@@ -20,7 +20,7 @@ func networkTools() []*tool {
 	return []*tool{
 		offer(Network, mcp.Tool{
 			Name: "network_denials", Title: "What the network refused", Annotations: looks(),
-			InputSchema: object("", `"since": {"type": "string", "format": "date-time", "description": "Only later ones."}`, `"limit": {"type": "integer", "minimum": 1, "maximum": 100, "description": "At most so many; 20 if left out."}`),
+			InputSchema: object("", `"since": {"type": "string", "format": "date-time", "description": "Only later ones."}`, `"limit": {"type": "integer", "description": "How many: 1 to 100, 20 if left out. A larger number counts as 100."}`),
 			Description: "List the connections and requests of this sandbox that were refused lately, newest first, each with the reason and the rule. Answers at once. Use it when a connection is reset, refused or answered with 403.",
 		}, guide{
 			Usage:    "Lists what was refused to code in this sandbox, the last 100. Arguments: since, limit (1 to 100, default 20).",
@@ -60,6 +60,7 @@ type denialArgs struct {
 }
 
 type denialsData struct {
+	More    bool         `json:"more" jsonschema:"whether more was refused than is listed"`
 	Denials []denialData `json:"denials"`
 }
 
@@ -87,17 +88,19 @@ func (s *Server) networkDenials(_ context.Context, c caller, in denialArgs) (out
 	if in.Limit == 0 {
 		in.Limit = 20
 	}
-	if in.Limit < 1 || in.Limit > 100 {
-		return out, fmt.Errorf("%w: limit: must be 1 to 100", errArgument)
-	}
+	in.Limit = min(max(in.Limit, 1), 100)
 	var list []api.Denial
 	if s.conf.Denials != nil {
 		list = s.conf.Denials(c.who.ID)
 	}
 	out.Data.Denials = []denialData{}
 	for _, d := range list {
-		if !d.Time.After(since) || len(out.Data.Denials) == in.Limit {
+		if !d.Time.After(since) {
 			continue
+		}
+		if len(out.Data.Denials) == in.Limit {
+			out.Data.More = true
+			break
 		}
 		n := denialData{stamp(d.Time), d.Kind, clean(d.Host), clean(d.Method), clean(d.Path), clean(d.Reason), d.Rule, d.Action}
 		out.Data.Denials = append(out.Data.Denials, n)
@@ -106,6 +109,9 @@ func (s *Server) networkDenials(_ context.Context, c caller, in denialArgs) (out
 	if len(out.Data.Denials) == 0 {
 		out.Text = "Nothing was refused.\n"
 		return out, nil
+	}
+	if out.Data.More {
+		out.Text += "More was refused than is listed: give a larger limit (at most 100), or since.\n"
 	}
 	out.Text += "To ask a person for one of these, use network_request.\n"
 	return out, nil
