@@ -52,15 +52,20 @@ func (s *MessageService) Page(ctx context.Context, inbox string, q MessageQuery)
 }
 
 // Search returns the messages that match a query in Gmail's search language, the
-// newest first.
+// newest first. While the server has not looked at all messages, it asks again.
 func (s *MessageService) Search(ctx context.Context, inbox, query string) iter.Seq2[Message, error] {
 	return all(ctx, func(ctx context.Context, cursor string) ([]Message, string, error) {
-		p, err := s.SearchPage(ctx, inbox, query, PageQuery{Cursor: cursor})
-		return p.Messages, p.NextCursor, err
+		for {
+			p, err := s.SearchPage(ctx, inbox, query, PageQuery{Cursor: cursor})
+			if err != nil || p.Complete {
+				return p.Messages, p.NextCursor, err
+			}
+		}
 	})
 }
 
-// SearchPage returns one page of the messages that match a query.
+// SearchPage returns one page of the messages that match a query. If it is not
+// Complete, the same call finds more a moment later.
 func (s *MessageService) SearchPage(ctx context.Context, inbox, query string, q PageQuery) (SearchResult, error) {
 	v := q.values()
 	v.Set("q", query)

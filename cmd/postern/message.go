@@ -142,11 +142,14 @@ func messageCommand() *command {
 						return fmt.Errorf("%w: want a QUERY", errUsage)
 					}
 					q := url.Values{"limit": {strconv.Itoa(limit)}, "q": {strings.Join(args, " ")}}
-					var list api.MessageList
+					var list api.SearchResult
 					if err := l.call(ctx, "GET", path+"/search?"+q.Encode(), nil, &list); err != nil {
 						return err
 					}
-					return printMessages(out, list.Messages, list.NextCursor != "")
+					if err := printMessages(out, list.Messages, list.NextCursor != ""); err != nil || list.Complete {
+						return err
+					}
+					return fmt.Errorf("this is not complete: %d messages are not in the index yet; repeat the search", list.Pending)
 				}),
 			},
 			{

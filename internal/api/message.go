@@ -59,7 +59,11 @@ type MessageList struct {
 type SearchResult struct {
 	Messages   []Message `json:"messages"`
 	NextCursor string    `json:"next_cursor"`
-	Pending    int       `json:"pending"` // messages that are not in the index yet and were not searched
+	// Complete says that nothing is missing on this page. Otherwise an empty list does
+	// not mean that there is nothing: repeat the same search.
+	Complete bool       `json:"complete"`
+	Pending  int        `json:"pending"`        // messages that are not in the index yet and were not searched
+	Behind   *time.Time `json:"pending_before"` // when the newest of these was stored; nil if there are none
 }
 
 // Arrivals are the messages that a wait ended with. The list is empty if the

@@ -8,12 +8,17 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"postern/internal/auth"
 	"postern/internal/directory"
 	"postern/internal/mailbox"
 	"postern/internal/message"
 )
+
+// maxSearchWait is how long a search of several inboxes goes on to index, all of them
+// together; each has a second.
+const maxSearchWait = 8 * time.Second
 
 // lobsterSearch looks in one inbox, or in all that the token has a part in.
 func (s lobsterServer) lobsterSearch(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -34,13 +39,15 @@ func (s lobsterServer) lobsterSearch(w http.ResponseWriter, r *http.Request, c c
 		return err
 	}
 	var found []message.Message
+	complete, pending := true, 0
+	until := time.Now().Add(maxSearchWait)
 	for _, b := range inboxes {
 		k, err := s.post.Keys.Open(r.Context(), c.Principal, c.key, b)
 		if err != nil {
 			return err
 		}
 		// One more than is wanted of each: then whether there are more is known.
-		search := mailbox.Search{Query: lobsterQuery(q.Get("q"), filters), Limit: n + 1, Cursor: q.Get("cursor")}
+		search := mailbox.Search{Query: lobsterQuery(q.Get("q"), filters), Limit: n + 1, Cursor: q.Get("cursor"), Wait: max(time.Until(until), time.Second)}
 		got, err := s.post.Index.Search(r.Context(), c.Principal, k, search)
 		if errors.Is(err, directory.ErrInvalid) && strings.TrimSpace(q.Get("q")) != "" {
 			// LobsterMail has words and no language: "Re: 50%" is a text to look for.
@@ -51,6 +58,7 @@ func (s lobsterServer) lobsterSearch(w http.ResponseWriter, r *http.Request, c c
 			return err
 		}
 		found = append(found, got.Messages...)
+		complete, pending = complete && got.Complete, pending+got.Pending
 	}
 	slices.SortFunc(found, func(a, b message.Message) int {
 		if c := b.At.Compare(a.At); c != 0 {
@@ -58,7 +66,7 @@ func (s lobsterServer) lobsterSearch(w http.ResponseWriter, r *http.Request, c c
 		}
 		return strings.Compare(b.ID, a.ID)
 	})
-	page := map[string]any{"hasMore": len(found) > n, "cursor": nil}
+	page := map[string]any{"hasMore": len(found) > n, "cursor": nil, "complete": complete, "pending": pending}
 	if len(found) > n {
 		found = found[:n]
 		page["cursor"] = found[n-1].Cursor()

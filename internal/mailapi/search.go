@@ -34,6 +34,6 @@ func (s searchServer) searchMessages(w http.ResponseWriter, r *http.Request, c c
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, api.SearchResult{Messages: messagesOf(found.Messages), NextCursor: found.Next, Pending: found.Pending})
+	answer(w, http.StatusOK, api.SearchResult{Messages: messagesOf(found.Messages), NextCursor: found.Next, Complete: found.Complete, Pending: found.Pending, Behind: moment(found.Behind)})
 	return nil
 }

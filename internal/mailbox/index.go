@@ -204,14 +204,21 @@ func (x *Index) digest(k *seal.Key, list []unfolded, text bool) []*indexed {
 }
 
 func (x *Index) digestOne(k *seal.Key, u unfolded, text bool) *indexed {
-	opened, err := k.Open(u.id, "summary", u.summary)
-	if err != nil {
-		return nil
-	}
-	defer clear(opened)
 	var s message.Summary
-	if err := json.Unmarshal(opened, &s); err != nil {
-		return nil
+	var words []byte
+	if text {
+		words, s = x.textOf(k, u)
+	}
+	if words == nil {
+		opened, err := k.Open(u.id, "summary", u.summary)
+		if err != nil {
+			return nil
+		}
+		defer clear(opened)
+		if err := json.Unmarshal(opened, &s); err != nil {
+			return nil
+		}
+		words = []byte(" ")
 	}
 	f := &indexed{position: u.position, from: []byte(s.From), to: []byte(strings.Join(s.To, "\n")), cc: []byte(strings.Join(s.Cc, "\n"))}
 	var names []string
@@ -225,7 +232,7 @@ func (x *Index) digestOne(k *seal.Key, u unfolded, text bool) *indexed {
 	}
 	f.meta = f.encode()
 	if text {
-		f.doc.Text, f.doc.HasText = x.textOf(k, u), true
+		f.doc.Text, f.doc.HasText = words, true
 		f.textPart = binary.AppendUvarint(nil, uint64(len(f.doc.Text)))
 		f.textPart = append(f.textPart, f.doc.Text...)
 	}
@@ -237,19 +244,26 @@ func wordsOf(s string, most int) []byte {
 	return w
 }
 
-// textOf returns the words of a message's text. A message that is not there any
-// more, or cannot be opened, is found by its summary alone.
-func (x *Index) textOf(k *seal.Key, u unfolded) []byte {
+// textOf returns the words of a message's text, and its summary, which says the same as
+// the stored one: to open that, too, would cost another exchange of keys. A message
+// that is not there any more, or cannot be opened, has no words, not even none, and is
+// found by its stored summary alone.
+func (x *Index) textOf(k *seal.Key, u unfolded) ([]byte, message.Summary) {
 	sealed, err := x.blobs.Get(u.blob)
 	if err != nil {
-		return []byte(" ")
+		return nil, message.Summary{}
 	}
 	raw, err := k.Open(u.id, "message", sealed)
 	if err != nil {
-		return []byte(" ")
+		return nil, message.Summary{}
 	}
 	defer clear(raw)
 	p := mail.Read(raw)
+	return textWords(p), message.Summarise(p)
+}
+
+// textWords returns the words of a message's text.
+func textWords(p mail.Message) []byte {
 	html := mail.HTMLText(p.HTML)
 	text := p.Text
 	if strings.TrimSpace(text) == "" {

@@ -24,15 +24,22 @@ type Search struct {
 	Query  string // in the language of package mailquery
 	Limit  int    // at most so many; 0 means 50
 	Cursor string // where the page before it ended; empty begins with the newest
+	// Wait is how long the search goes on to index messages that it would otherwise not
+	// look at; 0 means 8 s, less than what is in between waits for an answer.
+	Wait time.Duration
 }
 
 // Found is what a search found.
 type Found struct {
 	Messages []message.Message // newest first
 	Next     string            // the cursor of the next page, or empty if there is none
-	// Pending is how many messages were not looked at, since they are in no
-	// index yet: each search indexes some of them. 0 means that all were.
+	// Complete says that nothing is missing on this page. Otherwise the same search
+	// finds more once the index has all: each search indexes some messages.
+	Complete bool
+	// Pending is how many messages were not looked at, since they are in no index yet,
+	// and Behind when the newest of these was stored; 0 and zero if all were.
 	Pending int
+	Behind  time.Time
 }
 
 const (
@@ -40,8 +47,10 @@ const (
 	// segments in memory.
 	maxSearching     = 4
 	maxSearchingEach = 2 // of them in one inbox
-	// foldTime is how long a search folds before it looks.
-	foldTime = time.Second
+	// foldTime is how long a search folds before it looks, and searchTime for how long
+	// it repeats that while the answer is not complete.
+	foldTime   = time.Second
+	searchTime = 8 * time.Second
 	// maxRequired is how many messages with a label are found by the label.
 	maxRequired = 20000
 )
@@ -67,16 +76,31 @@ func (x *Index) Search(ctx context.Context, who auth.Principal, k *seal.Key, s S
 	if err != nil {
 		return Found{}, fmt.Errorf("%w: q: %w", directory.ErrInvalid, err)
 	}
-	done, err := x.searching.Acquire(ctx, k.Inbox())
+	defer x.scrub.Touch()
+	run := &search{index: x, k: k, q: q, from: from, limit: s.Limit}
+	until := time.Now().Add(cmp.Or(s.Wait, searchTime))
+	for {
+		found, err := x.search(ctx, run, until)
+		if err != nil || found.Complete || time.Now().After(until) {
+			return found, err
+		}
+	}
+}
+
+// search folds for a while, no longer than until, and looks. It holds a place for so
+// long only: an inbox that a flood has filled does not keep others from searching.
+func (x *Index) search(ctx context.Context, run *search, until time.Time) (Found, error) {
+	done, err := x.searching.Acquire(ctx, run.k.Inbox())
 	if err != nil {
 		return Found{}, err
 	}
 	defer done()
-	defer x.scrub.Touch()
-	if err := x.fold(ctx, k, time.Now().Add(foldTime)); err != nil {
+	if round := time.Now().Add(foldTime); round.Before(until) {
+		until = round
+	}
+	if err := x.fold(ctx, run.k, until); err != nil {
 		return Found{}, fmt.Errorf("search: %w", err)
 	}
-	run := &search{index: x, k: k, q: q, from: from, limit: s.Limit}
 	// A segment may be written anew between being named and being read.
 	for try := 0; ; try++ {
 		found, err := run.run(ctx)
@@ -114,7 +138,12 @@ func (s *search) run(ctx context.Context) (Found, error) {
 	if err != nil {
 		return Found{}, err
 	}
-	if list, found.Pending, err = s.first(ctx, list); err != nil {
+	var last, behind position
+	if len(list) > s.maxOpen() {
+		last, behind = list[s.maxOpen()-1].position, list[s.maxOpen()].position
+		found.Behind = store.FromTime(behind.at)
+	}
+	if list, found.Pending, err = s.first(ctx, list, last); err != nil {
 		return Found{}, fmt.Errorf("search: %w", err)
 	}
 	segments, err := x.segments(ctx, s.k.Inbox(), `s.oldest_at <= $2`, s.from.at)
@@ -140,6 +169,8 @@ func (s *search) run(ctx context.Context) (Found, error) {
 		s.hits = s.hits[:s.limit]
 		found.Next = s.hits[s.limit-1].String()
 	}
+	// What was not looked at is no newer than behind: a page that ends before that has all.
+	found.Complete = found.Pending == 0 || found.Next != "" && behind.before(s.hits[s.limit-1])
 	found.Messages, err = x.byID(ctx, s.k, s.hits)
 	if err != nil {
 		return Found{}, fmt.Errorf("search: %w", err)
@@ -203,13 +234,12 @@ func (s *search) require(ctx context.Context, segments []segment) ([]segment, er
 }
 
 // first returns those messages of list, which are in no segment, that are looked
-// at, and how many there are after them.
-func (s *search) first(ctx context.Context, list []unfolded) (looked []unfolded, pending int, err error) {
+// at, and how many there are after the last of them.
+func (s *search) first(ctx context.Context, list []unfolded, last position) (looked []unfolded, pending int, err error) {
 	maxOpen := s.maxOpen()
 	if len(list) <= maxOpen {
 		return list, 0, nil
 	}
-	last := list[maxOpen-1]
 	err = s.index.db.View(ctx, func(tx *store.Tx) error {
 		return tx.One(ctx, `select count(*) from message where inbox_id = $1 and segment_id = '' and (at, id) < ($2, $3)`, []any{s.k.Inbox(), last.at, last.id}, &pending)
 	})

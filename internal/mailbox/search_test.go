@@ -281,3 +281,47 @@ func TestTrashLeavesTheIndex(t *testing.T) {
 		})
 	}
 }
+
+// TestSearchSaysWhatItHasNotSeen: a search that has not looked at all messages says
+// so, unless none of them can be on its page; and one that may wait looks at all.
+func TestSearchSaysWhatItHasNotSeen(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		_, who, key := f.inbox(t, "analyst")
+		for i := range 13 {
+			body := "plain words"
+			if i == 1 || i == 12 {
+				body = secretWord
+			}
+			f.arriveBody(t, "analyst@agents.test", fmt.Sprintf("Subject: %c", 'a'+i), body)
+		}
+		k := f.open(t, who, key)
+		f.post.FoldAt(2, 2)
+		look := func(s mailbox.Search) (subjects string, found mailbox.Found) {
+			found, err := f.post.Index.Search(t.Context(), who, k, s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range found.Messages {
+				subjects += m.Subject
+			}
+			if found.Complete != (found.Pending == 0) && found.Next == "" || (found.Pending == 0) != found.Behind.IsZero() {
+				t.Errorf("%+v: complete %v, %d pending behind %v", s, found.Complete, found.Pending, found.Behind)
+			}
+			return subjects, found
+		}
+		// Two of 13 are folded and four are looked at.
+		if got, found := look(mailbox.Search{Query: "subject:b", Wait: 1}); got != "" || found.Complete || found.Pending != 7 {
+			t.Errorf("found %q, complete %v, %d pending", got, found.Complete, found.Pending)
+		}
+		if got, found := look(mailbox.Search{Query: secretWord, Wait: 1}); got != "m" || found.Complete || found.Pending != 5 {
+			t.Errorf("found %q, complete %v, %d pending", got, found.Complete, found.Pending)
+		}
+		if got, found := look(mailbox.Search{Query: "plain", Limit: 2, Wait: 1}); got != "lk" || !found.Complete || found.Pending != 3 || found.Next == "" {
+			t.Errorf("a page of the newest: %q, complete %v, %d pending", got, found.Complete, found.Pending)
+		}
+		if got, found := look(mailbox.Search{Query: secretWord}); got != "mb" || !found.Complete || found.Pending != 0 {
+			t.Errorf("found %q, complete %v, %d pending", got, found.Complete, found.Pending)
+		}
+	})
+}

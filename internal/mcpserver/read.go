@@ -101,6 +101,8 @@ type inboxData struct {
 	Account  *ownData    `json:"account,omitempty" jsonschema:"of email_inbox: whose inbox it is; email_account tells more"`
 	Notice   string      `json:"notice" jsonschema:"what the marks around untrusted mean"`
 	More     bool        `json:"more" jsonschema:"whether there are more messages than these"`
+	Complete *bool       `json:"complete,omitempty" jsonschema:"of email_search: false if not all messages were searched; then an empty list does not mean that there is nothing, and the same search finds more a moment later"`
+	Pending  int         `json:"pending,omitempty" jsonschema:"of email_search: messages that were not searched yet, the older ones"`
 	Messages []inboxItem `json:"messages"`
 }
 

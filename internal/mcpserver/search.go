@@ -3,6 +3,7 @@ package mcpserver
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"postern/internal/mailbox"
 )
@@ -27,13 +28,20 @@ func (s *Server) search(ctx context.Context, c caller, in searchArgs) (out reply
 	}
 	head := fmt.Sprintf("%d messages found, newest first.", len(found.Messages))
 	switch {
+	case len(found.Messages) == 0 && !found.Complete:
+		head = "Nothing found so far."
 	case len(found.Messages) == 0:
 		head = "Nothing found."
 	case found.Next != "":
 		head = fmt.Sprintf("The %d newest matches. There are more: narrow the search, or use before: for older ones.", len(found.Messages))
 	}
-	if found.Pending > 0 {
-		head += fmt.Sprintf(" %d messages were not searched yet: repeat the search.", found.Pending)
+	if !found.Complete {
+		head += fmt.Sprintf(" This is not complete: %d messages, stored at %s and before, were not searched yet. Repeat the same search.", found.Pending, found.Behind.Format(time.RFC3339))
 	}
-	return listing(found.Messages, head, found.Next != ""), nil
+	out = listing(found.Messages, head, found.Next != "")
+	out.Data.Complete = &found.Complete
+	if !found.Complete {
+		out.Data.Pending = found.Pending
+	}
+	return out, nil
 }
