@@ -259,7 +259,35 @@ func (x *Index) textOf(k *seal.Key, u unfolded) ([]byte, message.Summary) {
 	}
 	defer clear(raw)
 	p := mail.Read(raw)
-	return textWords(p), message.Summarise(p)
+	return withFields(textWords(p), p), message.Summarise(p)
+}
+
+// maxFieldWords is how many bytes of the words of fields that few messages have are
+// found, for each.
+const maxFieldWords = 1 << 10
+
+// withFields appends to the words of p's text those of its fields that few messages
+// have and that searches name.
+func withFields(words []byte, p mail.Message) []byte {
+	for _, f := range p.Header {
+		switch strings.ToLower(f.Name) {
+		case "list-id":
+			words = mailquery.AppendMarked(words, mailquery.List, f.Value, maxFieldWords)
+		case "delivered-to", "x-original-to":
+			words = mailquery.AppendMarked(words, mailquery.Box, f.Value, maxFieldWords)
+		case "bcc":
+			words = mailquery.AppendMarked(words, mailquery.Bcc, f.Value, maxFieldWords)
+		case "importance", "x-msmail-priority", "priority", "x-priority":
+			switch v := strings.ToLower(strings.TrimSpace(f.Value)); {
+			case v == "high", v == "urgent", strings.HasPrefix(v, "1"), strings.HasPrefix(v, "2"):
+				words = mailquery.AppendMarked(words, mailquery.Importance, "high", maxFieldWords)
+			}
+		}
+		if len(words) > 3*maxTextWords {
+			break
+		}
+	}
+	return words
 }
 
 // textWords returns the words of a message's text.

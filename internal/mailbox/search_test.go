@@ -325,3 +325,27 @@ func TestSearchSaysWhatItHasNotSeen(t *testing.T) {
 		}
 	})
 }
+
+// TestSearchFields finds mail by fields that few messages have, before and after it is
+// folded.
+func TestSearchFields(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		_, who, key := f.inbox(t, "analyst")
+		f.arriveBody(t, "analyst@agents.test", "Subject: a|List-Id: News <news.lists.example.com>|Delivered-To: sales@example.org", "plain words near the end")
+		f.arriveBody(t, "analyst@agents.test", "Subject: b|X-Priority: 1 (Highest)", "news.lists.example.com")
+		f.arriveBody(t, "analyst@agents.test", "Subject: c|Importance: low|Bcc: Dave <dave@example.net>", "plain")
+		k := f.open(t, who, key)
+		for _, most := range []int{100, 2} {
+			f.post.FoldAt(most, most)
+			for query, want := range map[string]string{
+				"list:news.lists.example.com": "a", "list:dave": "", "deliveredto:sales@example.org": "a", "is:important": "b", "-is:important": "c a",
+				"bcc:dave": "c", "plain AROUND 3 end": "a", "plain AROUND 2 end": "",
+			} {
+				if got := search(t, f.post, who, k, query, 0); got != want {
+					t.Errorf("folded at %d: %s finds %q, want %q", most, query, got, want)
+				}
+			}
+		}
+	})
+}

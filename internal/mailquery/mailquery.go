@@ -137,6 +137,10 @@ const (
 	ccField
 	subjectField
 	filesField
+	listField  // these stand in the text, each word behind a mark
+	boxField   // as before
+	bccField   // as before
+	importance // as before
 )
 
 // words is found where its words stand one after the other.
@@ -160,6 +164,11 @@ func (w words) match(d *Doc) Truth {
 		return in(d.Subject)
 	case filesField:
 		return in(d.Files)
+	case listField, boxField, bccField, importance:
+		if d.HasText {
+			return in(d.Text)
+		}
+		return Maybe
 	default:
 		if t := in(d.Subject, d.From, d.To, d.Cc, d.Files); t == Yes || d.HasText {
 			return max(t, in(d.Text))

@@ -15,13 +15,21 @@ func w(s string) []byte {
 	return out
 }
 
+// fielded adds the fields that stand in the text.
+func fielded(text []byte) []byte {
+	text = AppendMarked(text, List, "Invoices <invoices.lists.example.com>", 100)
+	text = AppendMarked(text, Box, "analyst@agents.test", 100)
+	text = AppendMarked(text, Bcc, "dave@example.net", 100)
+	return AppendMarked(text, Importance, "high", 100)
+}
+
 // docs are the messages that the tests look for, by their names.
 func docs() map[string]*Doc {
 	day := 24 * time.Hour
 	return map[string]*Doc{
 		"bill": {
 			From: w("Bob Müller <bob@example.com>"), To: w("analyst@agents.test"), Cc: w("carol@example.org"), Subject: w("Invoice #42 for October"), Files: w("invoice-42.pdf"), MessageID: []byte("<42@example.com>"),
-			Attachments: 1, At: now.Add(-2 * day), Size: 6 << 20, Text: w("Please pay the invoices by 2026-12-01.\nGrüße aus der Straße"), Labels: []string{"jobs"}, HasText: true, HasLabels: true,
+			Attachments: 1, At: now.Add(-2 * day), Size: 6 << 20, Text: fielded(w("Please pay the invoices by 2026-12-01.\nGrüße aus der Straße")), Labels: []string{"jobs"}, HasText: true, HasLabels: true,
 		},
 		"lunch": {
 			From: w("carol@example.org"), To: w("analyst@agents.test, bob@example.com"), Subject: w("昼食 lunch?"), At: now.Add(-40 * day), Size: 900, Text: w("今日は東京で昼食を食べます. See you at 10:30"), Labels: []string{"read", "starred"},
@@ -116,6 +124,31 @@ func TestQueries(t *testing.T) {
 		{"FROM:Bob", "bill"},
 		{"\tfrom:bob\n", "bill"},
 		{`from:"bob muller"`, "bill"},
+		{"is:important", "bill"},
+		{"label:important", "bill"},
+		{"-is:important", "gone lunch sent"},
+		{"list:invoices.lists.example.com", "bill"},
+		{"list:lists", "bill"},
+		{"list:lis", "bill"},
+		{"list:october", ""},
+		{`list:"lists example"`, "bill"},
+		{`list:"list"`, ""},
+		{"deliveredto:me", "bill"},
+		{"deliveredto:analyst@agents.test", "bill"},
+		{"deliveredto:dave", ""},
+		{"bcc:dave", "bill"},
+		{"bcc:dav", "bill"},
+		{"bcc:{eve dave}", "bill"},
+		{"dave", ""},
+		{"high", ""},
+		{"category:primary", ""},
+		{"pay AROUND 1 invoices", "bill"},
+		{"invoices AROUND 1 pay", "bill"},
+		{"pay AROUND invoices", "bill"},
+		{"pay AROUND 2 2026", ""},
+		{"pay AROUND 3 2026", "bill"},
+		{"please AROUND 1 invoices", ""},
+		{"pay AROUND 9 pay", ""},
 		{"or", ""}, // in small letters it is a word
 	}
 	all := docs()
@@ -187,9 +220,17 @@ func TestErrors(t *testing.T) {
 		{"a OR OR b", "OR", "between two terms"},
 		{"a - b", "-", "directly before"},
 		{"--a", "-", "directly before"},
-		{"is:important", "is:important", "takes read, unread"},
-		{"in:spam", "in:spam", "takes inbox"},
-		{"has:drive", "has:drive", "takes attachment"},
+		{"is:odd", "is:odd", "takes read, unread"},
+		{"in:nowhere", "in:nowhere", "takes inbox"},
+		{"has:nothing", "has:nothing", "takes attachment"},
+		{"in:spam", "in:spam", "quarantine"},
+		{"in:drafts", "in:drafts", "email_draft_list"},
+		{"in:draft", "in:draft", "email_draft_list"},
+		{"is:snoozed", "is:snoozed", "label of your own"},
+		{"in:chats", "in:chats", "no chats"},
+		{"has:drive", "has:drive", "drive.google.com"},
+		{"has:yellow-star", "has:yellow-star", "is:starred"},
+		{"in:promotions", "in:promotions", "category:promotions"},
 		{"before:yesterday", "before:yesterday", "2026/11/21"},
 		{"before:13/01/2026", "before:13/01/2026", "2026/11/21"},
 		{"older_than:2w", "older_than:2w", "7d"},
@@ -201,7 +242,11 @@ func TestErrors(t *testing.T) {
 		{"subject:(a from:bob)", "from:bob", "within the brackets"},
 		{"!!!", "!!!", "no letter or digit"},
 		{`from:"..."`, `from:"..."`, "no letter or digit"},
-		{"a AROUND 3 b", "AROUND", "not supported"},
+		{"AROUND 3 b", "AROUND", "between two words"},
+		{"a AROUND 3", "AROUND 3", "between two words"},
+		{"a AROUND 300 b", "AROUND 300", "between two words"},
+		{"a AROUND 3 from:b", "AROUND 3 from:b", "between two words"},
+		{"a AROUND 3 (b c)", "AROUND 3", "between two words"},
 		{strings.Repeat("ä", 100) + ":x is:no", "is:no", "takes read"},
 	}
 	for _, tt := range tests {

@@ -11,7 +11,7 @@ import (
 )
 
 // Operators says in one line what [Parse] takes, for an error or a help text.
-const Operators = `words, "exact phrases", -not, OR, ( ), { }, from: to: cc: subject: filename: label: in: is: has: before: after: older_than: newer_than: larger: smaller: rfc822msgid:`
+const Operators = `words, "exact phrases", -not, OR, ( ), { }, from: to: cc: bcc: deliveredto: list: subject: filename: label: category: in: is: has: before: after: older_than: newer_than: larger: smaller: rfc822msgid:, a AROUND 5 b`
 
 // Parse reads a query. What is wrong with it is told by an [Error].
 //
@@ -98,7 +98,12 @@ func (p *parser) terms(closing byte, depth int, f field) (node, error) {
 			}
 			continue
 		case p.word("AROUND"):
-			return nil, p.fail(at, "is not supported; to look for the word write it in quotes")
+			n, err := p.around(at, list, or, depth, f)
+			if err != nil {
+				return nil, err
+			}
+			list[len(list)-1] = n
+			continue
 		}
 		n, err := p.term(depth, f)
 		if err != nil {
@@ -135,6 +140,44 @@ func (p *parser) terms(closing byte, depth int, f field) (node, error) {
 	}
 	// What OR has made of two is a group of its own even if it stands alone.
 	return all(list), nil
+}
+
+// maxApart bounds AROUND, in words.
+const maxApart = 100
+
+// around reads what follows AROUND: how many words there may be between the word
+// before it, which is the last of list, and the word that comes next.
+func (p *parser) around(from int, list []node, or bool, depth int, f field) (node, error) {
+	bad := func() (node, error) {
+		return nil, p.fail(from, "stands between two words with a number of up to %d after it, as in holiday AROUND 10 vacation; to look for the word write it in quotes", maxApart)
+	}
+	if len(list) == 0 || or || f != anyField {
+		return bad()
+	}
+	apart := 5
+	p.space()
+	at := p.pos
+	if n, err := strconv.Atoi(p.bare()); err == nil && (n < 1 || n > maxApart) {
+		return bad()
+	} else if err == nil {
+		apart = n
+	} else {
+		p.pos = at
+	}
+	p.space()
+	if p.pos == len(p.s) || strings.IndexByte("(){}-", p.s[p.pos]) >= 0 {
+		return bad()
+	}
+	next, err := p.term(depth, f)
+	if err != nil {
+		return nil, err
+	}
+	a, ok := list[len(list)-1].(words)
+	b, also := next.(words)
+	if !ok || !also || a.field != anyField || b.field != anyField {
+		return bad()
+	}
+	return around{a, b, apart}, nil
 }
 
 // term reads one term, with its minus sign if it has one.
@@ -254,11 +297,17 @@ func (p *parser) bare() string {
 }
 
 // wordFields are the operators that look for words.
-var wordFields = map[string]field{"from": fromField, "to": toField, "cc": ccField, "subject": subjectField, "filename": filesField}
+var wordFields = map[string]field{
+	"from": fromField, "to": toField, "cc": ccField, "subject": subjectField, "filename": filesField,
+	"list": listField, "deliveredto": boxField, "bcc": bccField,
+}
+
+// marks are those of the fields that stand in the text.
+var marks = map[field]Mark{listField: List, boxField: Box, bccField: Bcc, importance: Importance}
 
 // find returns the node that looks for words.
 func (p *parser) find(from int, f field, value string, exact bool) (node, error) {
-	if strings.EqualFold(value, "me") && !exact && (f == fromField || f == toField || f == ccField) {
+	if strings.EqualFold(value, "me") && !exact && (f == fromField || f == toField || f == ccField || f == bccField || f == boxField) {
 		if p.o.Me == "" {
 			return nil, p.fail(from, "there is no me here: write the address")
 		}
@@ -272,6 +321,14 @@ func (p *parser) find(from int, f field, value string, exact bool) (node, error)
 	// fewer that would be too many.
 	if last := needle[bytes.LastIndexByte(needle[:len(needle)-1], ' ')+1 : len(needle)-1]; !exact && (utf8.RuneCount(last) >= 3) {
 		needle = needle[:len(needle)-1]
+	}
+	if m, ok := marks[f]; ok {
+		p.q.text = true
+		whole := needle[len(needle)-1] == ' '
+		if needle = marked(m, append(needle, ' ')); whole {
+			needle = append(bytes.TrimSuffix(needle, []byte{' ', byte(m)}), ' ')
+		}
+		return words{f, needle}, nil
 	}
 	p.q.text = p.q.text || f == anyField
 	return words{f, needle}, nil
@@ -291,6 +348,12 @@ func (p *parser) apply(from int, name, value string, quoted bool) (node, error) 
 		return p.has(from, strings.ToLower(value))
 	case "label":
 		return p.label(value), nil
+	case "category":
+		// As the Gmail connector labels them; the main one is personal there.
+		if value = strings.ToLower(value); value == "primary" {
+			value = "personal"
+		}
+		return labelled("category/" + value), nil
 	case "before", "older", "after", "newer":
 		t, err := p.date(from, value)
 		if err != nil {
@@ -340,7 +403,13 @@ func (p *parser) is(from int, value string) (node, error) {
 	case "sent":
 		return fact(func(d *Doc) bool { return d.Sent }), nil
 	}
-	return nil, p.fail(from, "is: takes read, unread, starred, unstarred, archived or sent")
+	if value == "important" { // as its sender says: nothing here judges that
+		return p.find(from, importance, "high", true)
+	}
+	if s := instead("is", value); s != "" {
+		return nil, p.fail(from, "%s", s)
+	}
+	return nil, p.fail(from, "is: takes read, unread, starred, unstarred, important, archived or sent")
 }
 
 func (p *parser) in(from int, value string) (node, error) {
@@ -360,6 +429,9 @@ func (p *parser) in(from int, value string) (node, error) {
 		p.q.anywhere = true
 		return fact(func(*Doc) bool { return true }), nil
 	}
+	if s := instead("in", value); s != "" {
+		return nil, p.fail(from, "%s", s)
+	}
 	return nil, p.fail(from, "in: takes inbox, sent, archive, starred, trash or anywhere")
 }
 
@@ -371,6 +443,9 @@ func (p *parser) has(from int, value string) (node, error) {
 		return labels(ownLabel), nil
 	case "nouserlabels":
 		return not{labels(ownLabel)}, nil
+	}
+	if s := instead("has", value); s != "" {
+		return nil, p.fail(from, "%s", s)
 	}
 	return nil, p.fail(from, "has: takes attachment, userlabels or nouserlabels")
 }
@@ -385,6 +460,9 @@ func (p *parser) label(value string) node {
 	switch name {
 	case "inbox", "sent":
 		n, _ := p.in(0, name)
+		return n
+	case "important":
+		n, _ := p.is(0, name)
 		return n
 	case "unread":
 		return not{labelled("read")}

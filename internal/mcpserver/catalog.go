@@ -76,11 +76,11 @@ func readingTools() []*tool {
 		}, (*Server).inbox),
 		offer(Core, mcp.Tool{
 			Name: "email_search", Title: "Search the inbox", Annotations: looks(),
-			InputSchema: object("q", `"q": {"type": "string", "maxLength": 2000, "description": "What to look for, as in Gmail: words, \"exact phrases\", -not, OR, ( ), { }, from: to: cc: subject: filename: label: in:inbox in:sent in:archive in:trash is:unread is:starred has:attachment before:2026/11/21 after: older_than:7d newer_than:2m larger:5M smaller:10K"}`, limitProperty, inboxProperty),
+			InputSchema: object("q", `"q": {"type": "string", "maxLength": 2000, "description": "What to look for, as in Gmail: words, \"exact phrases\", -not, OR, ( ), { }, from: to: cc: subject: filename: label: in:inbox in:sent in:archive in:trash is:unread is:starred is:important list: has:attachment before:2026/11/21 after: older_than:7d newer_than:2m larger:5M smaller:10K"}`, limitProperty, inboxProperty),
 			Description: "Search your own inbox in Gmail's search language. Answers at once with the newest matches." + data,
 		}, guide{
 			Usage: "Searches your inbox, received and sent messages, without those in the trash. Arguments: q (required), limit, 1 to 50, default 10. " +
-				`Terms: words, "exact phrases", -not, OR, ( ), { }, from: to: cc: subject: filename: label: in: is: has: before: after: older_than: newer_than: larger: smaller: rfc822msgid:.`,
+				`Terms: words, "exact phrases", -not, OR, ( ), { }, from: to: cc: bcc: deliveredto: list: subject: filename: label: category: in: is: has: before: after: older_than: newer_than: larger: smaller: rfc822msgid:, a AROUND 5 b.`,
 			Examples: []string{`{"q": "from:bob invoice has:attachment newer_than:30d -is:starred", "limit": 5}`, `{"q": "subject:\"weekly report\" in:sent"}`},
 			Mistakes: []string{
 				`"there is no operator": the term is not one of these. To search for it as text, put it in quotes.`,
