@@ -81,6 +81,7 @@ deps-test: deps-demo
 	@test/install-npm test/conformance
 	@test/install-npm test/webhook
 	@test/install-npm test/mail
+	@test/install-npm test/gmail
 	@test/install-npm test/mcp
 
 TEMPLATES ?=

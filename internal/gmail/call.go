@@ -198,8 +198,7 @@ func (m *Mailbox) once(ctx context.Context, r request, access auth.Secret, out a
 	if r.effect { // it was accepted; what is lost is its ID
 		return fmt.Errorf("%w: %s", errUnreadable, mail.Printable(err.Error(), 200))
 	}
-	var large *tooLongError
-	if errors.As(err, &large) {
+	if _, ok := errors.AsType[*tooLongError](err); ok {
 		return connector.ErrTooLarge
 	}
 	return later(0, "read the answer of Gmail: %s", mail.Printable(err.Error(), 200))

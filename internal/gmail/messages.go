@@ -56,7 +56,7 @@ func (m *Mailbox) Profile(ctx context.Context) (Profile, error) {
 	}
 	addr, err := mail.CheckAddr("address of the mailbox", p.EmailAddress)
 	if err != nil {
-		return Profile{}, fmt.Errorf("read profile: %w: %v", ErrRefused, err)
+		return Profile{}, fmt.Errorf("read profile: %w: %w", ErrRefused, err)
 	}
 	if !historyID(p.HistoryID) {
 		return Profile{}, fmt.Errorf("read profile: %w: its history has no ID", ErrRefused)

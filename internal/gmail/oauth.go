@@ -229,8 +229,7 @@ func (e *tooLongError) Error() string {
 // network returns an error of the connection, without the URL, which may have an
 // address in it.
 func (s *Service) network(err error) error {
-	var u *url.Error
-	if errors.As(err, &u) {
+	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
 	}
 	return later(0, "connect to Google: %s", mail.Printable(err.Error(), 300))

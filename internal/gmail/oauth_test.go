@@ -21,7 +21,7 @@ var testTime = time.Date(2026, 11, 23, 10, 0, 0, 0, time.UTC)
 // consent fills in Google's page as a person does, and returns where it sends them.
 func consent(t *testing.T, page, answer string) url.Values {
 	t.Helper()
-	res, err := http.Get(page) //nolint:gosec,noctx // of the test
+	res, err := new(http.Client).Get(page) //nolint:noctx // of the test
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func consent(t *testing.T, page, answer string) url.Values {
 	}
 	u, _ := url.Parse(page)
 	c := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	res, err = c.PostForm(u.Scheme+"://"+u.Host+"/consent", form) //nolint:noctx // of the test
+	res, err = c.PostForm(u.Scheme+"://"+u.Host+"/consent", form)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestDeviceSignIn(t *testing.T) {
 		t.Errorf("before the person has answered: got %v, want ErrPending", err)
 	}
 	answer := func(code, answer string) {
-		res, err := http.PostForm(d.URL, url.Values{"user_code": {code}, "account": {ann}, "answer": {answer}}) //nolint:noctx // of the test
+		res, err := new(http.Client).PostForm(d.URL, url.Values{"user_code": {code}, "account": {ann}, "answer": {answer}}) //nolint:noctx // of the test
 		if err != nil || res.StatusCode != http.StatusOK {
 			t.Fatal(err, res)
 		}

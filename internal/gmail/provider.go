@@ -49,7 +49,7 @@ type kept struct {
 
 // Settings returns c as a connection keeps it.
 func (c Credential) Settings() (connector.Settings, error) {
-	b, err := json.Marshal(kept{string(c.App.Secret), string(c.Refresh)})
+	b, err := json.Marshal(kept{string(c.App.Secret), string(c.Refresh)}) //nolint:gosec // who keeps it encrypts it
 	if err != nil {
 		return connector.Settings{}, fmt.Errorf("encode credential: %w", err)
 	}
@@ -152,7 +152,8 @@ func (m *Mailbox) since(ctx context.Context, cursor string, each func(connector.
 	var ids []string
 	gone := map[string]bool{}
 	known := map[string]bool{}
-	next, last := cursor, cursor
+	var next string
+	last := cursor
 	for token := ""; ; {
 		h, err := m.history(ctx, cursor, token, pageSize)
 		if err != nil {

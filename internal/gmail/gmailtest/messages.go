@@ -294,11 +294,11 @@ func (c *call) given() (raw []byte, thread, draft string, err error) {
 	}
 	kind, params, _ := mime.ParseMediaType(c.r.Header.Get("Content-Type"))
 	body := http.MaxBytesReader(nil, c.r.Body, 60<<20)
-	switch {
-	case kind == "message/rfc822":
+	switch kind {
+	case "message/rfc822":
 		raw, err = io.ReadAll(body)
 		return raw, "", "", err
-	case kind == "multipart/related":
+	case "multipart/related":
 		parts := multipart.NewReader(body, params["boundary"])
 		for range 2 {
 			p, err := parts.NextPart()

@@ -19,8 +19,7 @@ type grant struct {
 	expires         time.Time // of access tokens and codes
 	redirect        string    // of codes
 	challenge       string    // PKCE
-	device          bool
-	refresh         string // the refresh token from which an access token came
+	refresh         string    // the refresh token from which an access token came
 }
 
 type grants struct {
@@ -214,7 +213,7 @@ func (s *Server) consent(w http.ResponseWriter, r *http.Request) {
 		back.Set("scope", strings.Join(scopes, " "))
 	}
 	u.RawQuery = back.Encode()
-	http.Redirect(w, r, u.String(), http.StatusFound)
+	http.Redirect(w, r, u.String(), http.StatusFound) //nolint:gosec // it was checked against those of the client
 }
 
 func (s *Server) token(w http.ResponseWriter, r *http.Request) {
@@ -337,8 +336,9 @@ func (s *Server) revoke(w http.ResponseWriter, r *http.Request) {
 	defer s.mu.Unlock()
 	_ = r.ParseForm()
 	t := r.Form.Get("token")
-	g, ok := s.oauth.refresh[t]
+	_, ok := s.oauth.refresh[t]
 	if !ok {
+		var g grant
 		if g, ok = s.oauth.access[t]; ok {
 			t = g.refresh
 		}

@@ -121,7 +121,7 @@ var places = map[string]string{"sent": "SENT", "inbox": "INBOX", "trash": "TRASH
 // parseQuery reads terms that all must hold. What it does not know it refuses: a test
 // would otherwise find what Gmail does not.
 func parseQuery(s string) (q query, err error) {
-	for _, word := range strings.Fields(s) {
+	for word := range strings.FieldsSeq(s) {
 		not := strings.HasPrefix(word, "-")
 		word = strings.TrimPrefix(word, "-")
 		f, err := term(strings.Trim(word, `"`))
