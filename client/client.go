@@ -91,6 +91,7 @@ type Client struct {
 	Signing    *SigningService
 	Domains    *DomainService
 	Secrets    *SecretService
+	Gmail      *GmailService
 	Permits    *PermitService
 	Quarantine *QuarantineService
 	People     *PeopleService
@@ -146,6 +147,7 @@ func (c *Client) services() {
 	c.Events, c.Webhooks = &EventService{c}, &WebhookService{c}
 	c.Actions, c.Switches, c.Policy, c.Audit = &ActionService{c}, &SwitchService{c}, &PolicyService{c}, &AuditService{c}
 	c.Secrets, c.Permits = &SecretService{c}, &PermitService{c}
+	c.Gmail = &GmailService{c}
 	c.Sending, c.Suppressed, c.Signing, c.Domains = &SendingService{c}, &SuppressionService{c}, &SigningService{c}, &DomainService{c}
 	c.Quarantine, c.People, c.Session, c.Notify = &QuarantineService{c}, &PeopleService{c}, &SessionService{c}, &NotifyService{c}
 	c.Sandboxes = &SandboxService{c}

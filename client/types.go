@@ -57,6 +57,10 @@ type (
 	Direction        = api.Direction
 	Domain           = api.Domain
 	Secret           = api.Secret
+	NewGmailSignIn   = api.NewGmailSignIn
+	GmailSignIn      = api.GmailSignIn
+	NewGmailMailbox  = api.NewGmailMailbox
+	GmailMailbox     = api.GmailMailbox
 	SecretChange     = api.SecretChange
 	SecretValue      = api.SecretValue
 	NewSecret        = api.NewSecret

@@ -98,6 +98,7 @@ type Config struct {
 
 	PermitSettings // what they can be allowed beyond that
 
+	MailboxSettings  // how mailboxes at other providers are reached
 	RegistrySettings // where images of containers come from
 	BuildSettings    // what builds of templates may cost
 
@@ -184,6 +185,7 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
 	c.PermitSettings.flags(fs)
 	c.RegistrySettings.flags(fs)
+	c.MailboxSettings.flags(fs)
 	c.BuildSettings.flags(fs)
 	fs.StringVar(&c.DNS, "dns", "", "`address:port` of the DNS server for names that sandboxes look up (default: that of --resolver, or the system's)")
 	pathVar(fs, &c.SecretsKeyFile, "secrets-key-file", "", "`file` of the key under which secrets are encrypted: 32 bytes as 64 hexadecimal digits or base64 (default: the environment's POSTERN_SECRETS_KEY, or else a key derived from server.key). See docs/reference/secrets.md")
@@ -283,6 +285,7 @@ func (c *Config) validate() error {
 	c.RecordTo.validate(bad)
 	c.PermitSettings.validate(bad)
 	c.RegistrySettings.validate(bad)
+	c.MailboxSettings.validate(bad)
 	c.BuildSettings.validate(bad)
 	if _, err := domain.ASCII(cmp.Or(c.MailHost, c.MailDomain)); err != nil {
 		bad("mail-host", "%q is not a host name", c.MailHost)

@@ -17,10 +17,12 @@ import (
 	"postern/internal/build"
 	admission "postern/internal/command"
 	"postern/internal/connection"
+	"postern/internal/connector"
 	"postern/internal/console"
 	"postern/internal/domain"
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
+	"postern/internal/gmail"
 	"postern/internal/inspect"
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
@@ -133,31 +135,33 @@ type daemon struct {
 
 	resolver *net.Resolver // asked for every name that this server itself connects to
 
-	ring        *signing.Ring
-	sequencer   *audit.Sequencer
-	record      *audit.Keeper
-	sinks       *sink.Forwarder
-	book        *rulebook.Book
-	connections *connection.Admission
-	permits     *permit.Register
-	requests    *request.Admission
-	gate        *oversight.Gate
-	people      *people.People
-	post        *mailbox.PostOffice
-	scrubber    scrub.Scrubber // of mail that was open, once the server is idle
-	doms        *domain.Registry
-	fleet       *sandbox.Fleet
-	builds      *build.Service
-	runs        *jobs.Service
-	exports     *jobs.Exports
-	prover      *jobs.Prover
-	wall        *egress.Wall
-	issuer      *signing.Issuer // nil without a public URL
-	proxyKey    *egress.ProxyKey
-	authority   *inspect.Authority // the certificate authorities of sandboxes
-	vols        *volume.Store
-	secrets     *secret.Store
-	traces      *tracing.Recorder
+	ring         *signing.Ring
+	sequencer    *audit.Sequencer
+	record       *audit.Keeper
+	sinks        *sink.Forwarder
+	book         *rulebook.Book
+	connections  *connection.Admission
+	permits      *permit.Register
+	requests     *request.Admission
+	gate         *oversight.Gate
+	people       *people.People
+	post         *mailbox.PostOffice
+	scrubber     scrub.Scrubber // of mail that was open, once the server is idle
+	doms         *domain.Registry
+	fleet        *sandbox.Fleet
+	builds       *build.Service
+	runs         *jobs.Service
+	exports      *jobs.Exports
+	prover       *jobs.Prover
+	wall         *egress.Wall
+	issuer       *signing.Issuer // nil without a public URL
+	proxyKey     *egress.ProxyKey
+	authority    *inspect.Authority // the certificate authorities of sandboxes
+	vols         *volume.Store
+	secrets      *secret.Store
+	mailboxes    *connector.Connections // mailboxes at other providers
+	gmailSignIns *gmail.SignIns
+	traces       *tracing.Recorder
 
 	runtime *gvisor.Runtime
 	hold    *store.Hold    // on the sandboxes of the database; nil without sandboxes

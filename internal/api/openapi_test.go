@@ -26,6 +26,7 @@ var operations = map[string]wire{
 	"listContracts": {nil, api.ContractList{}}, "getContract": {nil, api.Contract{}}, "putContract": {api.ContractText{}, api.Contract{}}, "deleteContract": {},
 	"getBoundary": {nil, api.Boundary{}}, "setBoundary": {api.ContractText{}, api.Boundary{}}, "removeBoundary": {},
 	"listPermits": {nil, api.PermitList{}}, "getPermit": {nil, api.Permit{}}, "getSandboxTrace": {nil, api.Trace{}}, "getSandboxCommands": {nil, api.SandboxCommands{}}, "endPermit": {nil, nil}, "narrowProposal": {api.NarrowedProposal{}, api.Action{}},
+	"signInAtGoogle": {api.NewGmailSignIn{}, api.GmailSignIn{}}, "connectGmail": {api.NewGmailMailbox{}, api.GmailMailbox{}},
 	"listSecrets": {nil, api.SecretList{}}, "createSecret": {api.NewSecret{}, api.Secret{}}, "getSecret": {nil, api.Secret{}},
 	"updateSecret": {api.SecretChange{}, api.Secret{}}, "rotateSecret": {api.SecretValue{}, api.Secret{}}, "deleteSecret": {nil, nil},
 	"listDomains": {nil, api.DomainList{}}, "addDomain": {api.NewDomain{}, api.Domain{}}, "getDomain": {nil, api.Domain{}},

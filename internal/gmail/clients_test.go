@@ -168,7 +168,7 @@ func TestGmailMCP(t *testing.T) {
 	call("send_email", m{"to": []string{"bob@partner.example"}, "bcc": []string{"cy@partner.example"}, "subject": "Paid", "body": "Done", "threadId": id}, "success")
 	call("draft_email", m{"to": []string{"bob@partner.example"}, "subject": "Later", "body": "x"}, "success")
 	call("create_filter", m{"criteria": m{"from": "bob@partner.example"}, "action": m{"addLabelIds": []string{"Label_1"}}}, "created")
-	call("list_filters", m{}, "No filters found") // it looks for them in a field that Gmail does not have
+	call("list_filters", m{}, "No filters found")      // it looks for them in a field that Gmail does not have
 	call("delete_email", m{"messageId": id}, "scopes") // gmail.modify may not, at Google either
 	if got := g.LabelsOf(ann, id); strings.Join(got, " ") != "Bills CATEGORY_PERSONAL INBOX STARRED" {
 		t.Errorf("labels: got %q", got)

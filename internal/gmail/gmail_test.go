@@ -48,6 +48,10 @@ func letter(subject, more string) []byte {
 func reported(t *testing.T, m *gmail.Mailbox, cursor string, b connector.Bounds) (list []connector.Change, next string) {
 	t.Helper()
 	next, err := m.Changes(t.Context(), cursor, b, func(c connector.Change) error {
+		if !c.Gone && time.Since(c.Received) > time.Minute {
+			t.Errorf("message %s was received at %v", c.ID, c.Received)
+		}
+		c.Received = time.Time{}
 		list = append(list, c)
 		return nil
 	})

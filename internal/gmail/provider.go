@@ -232,7 +232,7 @@ func (m *Mailbox) report(ctx context.Context, ids []string, total int, each func
 			if err != nil {
 				return err
 			}
-			if err := each(connector.Change{ID: msg.ID, At: t.state(msg.LabelIDs), Total: total}); err != nil {
+			if err := each(connector.Change{ID: msg.ID, At: t.state(msg.LabelIDs), Received: msg.at(), Total: total}); err != nil {
 				return err
 			}
 		}

@@ -548,6 +548,11 @@ var operations = []operation{
 	{"PUT", "/v1/boundary", onlyPeople, 400, body(`{"text":"version: %d"}`)},
 	{"DELETE", "/v1/boundary", onlyPeople, 404, nil},
 
+	// No key connects a mailbox: whose it is decides what agents read.
+	{"POST", "/v1/connections/gmail/sign-ins", onlyPeople, 201, body(`{"client_id":"` + gmailApp + `","client_secret":"s3cret"}`)},
+	{"POST", "/v1/connections/gmail", ownSignIn, 201, func(x *trial) {
+		x.body = fmt.Sprintf(`{"sign_in":%q}`, x.f.begun(x.t, "person", fmt.Sprintf("trial-%d@gmail.example", x.n)))
+	}},
 	{"GET", "/v1/secrets", onlyManagers, 200, nil},
 	{"POST", "/v1/secrets", onlyManagers, 201, body(`{"name":"new-%d","value":"12345678"}`)},
 	{"GET", "/v1/secrets/{id}", ofOurManagers, 200, (*trial).secret},

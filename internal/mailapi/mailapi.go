@@ -39,6 +39,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/command"
 	"postern/internal/domain"
+	"postern/internal/gmail"
 	"postern/internal/mailbox"
 	"postern/internal/notify"
 	"postern/internal/oversight"
@@ -105,7 +106,8 @@ type Config struct {
 	// Offered returns the names of the tools that a caller is offered over the Model
 	// Context Protocol; nil means that it is not said.
 	Offered func(who auth.Principal) []string
-	Signup  bool // anybody may make an account, in the oldest project
+	Gmail   *gmail.SignIns // nil means that this server connects no mailboxes at Gmail
+	Signup  bool           // anybody may make an account, in the oldest project
 	// Proxies are the networks of the reverse proxies whose X-Forwarded-For names the
 	// client. Nil: none is trusted.
 	Proxies []netip.Prefix
@@ -215,6 +217,7 @@ func (s *Server) table() []route {
 		grantServer{a, s.post, s.conf.Tools}.routes(),
 		domainServer{s.domains}.routes(),
 		secretServer{s.conf.Secrets}.routes(),
+		gmailServer{s.conf.Gmail}.routes(),
 		permitServer{s.gate, s.conf.Permits}.routes(),
 		traceServer{s.conf.Traces}.routes(),
 		commandServer{s.conf.Commands}.routes(),

@@ -24,6 +24,7 @@ import (
 	"postern/internal/connection"
 	"postern/internal/directory"
 	"postern/internal/domain"
+	"postern/internal/gmail/gmailtest"
 	"postern/internal/mail"
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
@@ -100,6 +101,7 @@ type fixture struct {
 	dns     *dnstest.Server
 	domains *domain.Registry
 	hooks   *webhook.Hooks
+	google  *gmailtest.Server
 
 	a, b    directory.Inbox // of one project
 	foreign directory.Inbox // of another
@@ -162,7 +164,7 @@ func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 		t.Fatal(err)
 	}
 	f.gate.Handle(policy.KindRun, f.runs)
-	srv := New(log, db, f.gate, f.post, Config{Runs: f.runs, Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets, Permits: f.permits, Traces: f.traces, Commands: f.commands})
+	srv := New(log, db, f.gate, f.post, Config{Runs: f.runs, Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets, Permits: f.permits, Traces: f.traces, Commands: f.commands, Gmail: f.signInsAtGoogle(t, log, secrets)})
 	f.srv = srv
 	// An HTTP server does not wait for its WebSockets. They must end before the database and
 	// the log of this test.

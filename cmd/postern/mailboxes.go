@@ -1,0 +1,87 @@
+package main
+
+import (
+	"cmp"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"postern/internal/connector"
+	"postern/internal/gmail"
+	"postern/internal/mailauth"
+	"postern/internal/publicnet"
+)
+
+// MailboxSettings is how mailboxes at other providers are reached.
+type MailboxSettings struct {
+	GmailURL string // a server that stands for Google's; empty means Google
+}
+
+func (c *MailboxSettings) flags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.GmailURL, "gmail-url", "", "`URL` of a server that stands for Gmail and Google's sign-in, for tests (default: Google's own)")
+}
+
+func (c *MailboxSettings) validate(bad func(flag, format string, args ...any)) {
+	if u, err := url.Parse(c.GmailURL); c.GmailURL != "" && (err != nil || u.Host == "" || u.Scheme != "https" && (u.Scheme != "http" || !loopback(u.Hostname()))) {
+		bad("gmail-url", "%q is not an https URL, nor an http one of this machine", c.GmailURL)
+	}
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}
+
+// gmailCallback is where Google sends a browser back to the console.
+const gmailCallback = "/console/mailboxes/gmail/callback"
+
+// buildMailboxes makes the connections to mailboxes at other providers. It comes after
+// the secrets and the post office.
+func (d *daemon) buildMailboxes() error {
+	public, err := publicnet.NewGuard(false)
+	if err != nil {
+		return err
+	}
+	dial := public.Dial(d.resolver, 30*time.Second)
+	hostname := cmp.Or(d.conf.MailHost, d.conf.MailDomain)
+	// The server that the operator named may be on this machine.
+	if d.conf.GmailURL != "" {
+		dial = (&net.Dialer{Timeout: 30 * time.Second, Resolver: d.resolver}).DialContext
+	}
+	google, err := gmail.New(gmail.Config{
+		Base: d.conf.GmailURL, PollEvery: d.gmailPoll(),
+		Transport: &http.Transport{DialContext: dial, ForceAttemptHTTP2: true, TLSHandshakeTimeout: 30 * time.Second, IdleConnTimeout: 90 * time.Second, MaxIdleConnsPerHost: 8},
+	})
+	if err != nil {
+		return err
+	}
+	verifier, err := mailauth.New(mailauth.Config{Resolver: d.resolver, Hostname: hostname})
+	if err != nil {
+		return err
+	}
+	d.mailboxes, err = connector.New(d.log, d.db, d.post, d.secrets, connector.Config{
+		Instance: d.delivery().Instance, Openers: map[connector.Kind]connector.Opener{gmail.Kind: google},
+		Strip: verifier.Strip, Results: mailauth.Given,
+	})
+	if err != nil {
+		return err
+	}
+	var redirects []string
+	if d.conf.PublicURL != "" {
+		redirects = append(redirects, strings.TrimSuffix(d.conf.PublicURL, "/")+gmailCallback)
+	}
+	d.gmailSignIns, err = gmail.NewSignIns(d.db, google, d.mailboxes, d.secrets, redirects)
+	return err
+}
+
+// gmailPoll is how often Gmail's history is asked for. A stand-in is asked more often.
+func (d *daemon) gmailPoll() time.Duration {
+	if d.conf.GmailURL != "" {
+		return 200 * time.Millisecond
+	}
+	return 0
+}
