@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/event"
 )
 
 // TestBackoff: all attempts of a delivery are made within about a day, and no
@@ -80,5 +81,32 @@ func TestSealer(t *testing.T) {
 	}
 	if _, err := s.open("whk_1", sealed[:5]); err == nil {
 		t.Error("opened what was cut off")
+	}
+}
+
+// TestMultiMailBody: a body names the email by the IDs that there are, and has nothing of
+// its content.
+func TestMultiMailBody(t *testing.T) {
+	at := time.Date(2027, 1, 2, 3, 4, 5, 0, time.UTC)
+	for _, c := range []struct {
+		e    event.Event
+		want string
+	}{
+		{
+			event.Event{Type: event.MessageSent, Inbox: "ibx_1", Object: "msg_1", At: at, Data: map[string]any{"message": "msg_1", "action": "act_1"}},
+			`{"event":"message.sent","timestamp":"2027-01-02T03:04:05Z","data":{"action_id":"act_1","direction":"outbound","email_id":"msg_1","mailbox_id":"ibx_1"}}`,
+		},
+		{
+			event.Event{Type: event.OversightRejected, Inbox: "ibx_1", Object: "act_1", At: at, Data: map[string]any{"action": "act_1", "reason": "no"}},
+			`{"event":"oversight.rejected","timestamp":"2027-01-02T03:04:05Z","data":{"action_id":"act_1","email_id":"act_1","mailbox_id":"ibx_1"}}`,
+		},
+		{
+			event.Event{Type: event.InboxModeChanged, Inbox: "ibx_1", At: at},
+			`{"event":"inbox.mode_changed","timestamp":"2027-01-02T03:04:05Z","data":{"mailbox_id":"ibx_1"}}`,
+		},
+	} {
+		if got, err := multimailBody(c.e); err != nil || got != c.want {
+			t.Errorf("got %s, %v\nwant %s", got, err, c.want)
+		}
 	}
 }

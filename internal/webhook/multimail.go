@@ -18,6 +18,10 @@ func multimailBody(e event.Event) (string, error) {
 	} else if strings.HasPrefix(e.Object, "act_") || strings.HasPrefix(e.Object, "msg_") {
 		data["email_id"] = e.Object
 	}
+	// An email has another ID once it has left; this one its sender knows.
+	if a, ok := e.Data["action"]; ok {
+		data["action_id"] = a
+	}
 	switch e.Type {
 	case event.MessageReceived, event.MessageQuarantined:
 		data["direction"] = "inbound"
