@@ -64,14 +64,12 @@ type quotaData struct {
 	Resets int64  `json:"resetsInSeconds"`
 }
 
-// maxQueue bounds what is counted, and maxQueueShown what is listed.
-const (
-	maxQueue      = 100
-	maxQueueShown = 10
-)
+// maxQueueShown bounds the actions of the queue that are listed.
+const maxQueueShown = 10
 
 type queueData struct {
-	Waiting int         `json:"waiting" jsonschema:"how many actions wait, at most 100"`
+	Waiting int         `json:"waiting" jsonschema:"how many actions of the inbox wait"`
+	Limit   int         `json:"limit" jsonschema:"how many of one kind may wait"`
 	More    bool        `json:"more" jsonschema:"whether more wait than are listed"`
 	Actions []queueItem `json:"actions" jsonschema:"the newest of them; email_action_status tells more of each"`
 }
@@ -117,18 +115,19 @@ func (s *Server) account(ctx context.Context, c caller, in inboxOnly) (out reply
 	return reply[accountData]{Text: d.text(), Data: d}, nil
 }
 
-// queue returns what of an inbox waits for a person or for its time.
+// queue returns what of an inbox waits for a person or for its time. The caller has
+// checked that c has a part in the inbox.
 func (s *Server) queue(ctx context.Context, c caller, inbox string) (q queueData, err error) {
-	list, err := s.gate.Actions(ctx, c.who, oversight.Query{States: []oversight.State{oversight.Pending, oversight.Scheduled}, Limit: maxQueue, Inboxes: []string{inbox}})
+	q = queueData{Limit: oversight.MaxPending, Actions: []queueItem{}}
+	if q.Waiting, err = s.gate.Waiting(ctx, c.who.Project, inbox); err != nil {
+		return q, err
+	}
+	list, err := s.gate.Actions(ctx, c.who, oversight.Query{States: []oversight.State{oversight.Pending, oversight.Scheduled}, Limit: maxQueueShown, Inboxes: []string{inbox}})
 	if err != nil {
 		return q, err
 	}
-	q.Actions = []queueItem{}
 	for _, a := range list {
-		if a.Inbox != inbox {
-			continue
-		}
-		if q.Waiting++; len(q.Actions) < maxQueueShown {
+		if a.Inbox == inbox {
 			q.Actions = append(q.Actions, queueItem{a.ID, string(a.Kind), a.State, stamp(a.Created), stamp(a.Expires)})
 		}
 	}
@@ -150,7 +149,7 @@ func (d *accountData) text() string {
 	for _, q := range d.Sending {
 		fmt.Fprintf(&b, "limit %s: %d of %d left, resets in %d seconds\n", q.Name, q.Left, q.Limit, q.Resets)
 	}
-	fmt.Fprintf(&b, "%d actions wait for a person or for their time.\n", d.Queue.Waiting)
+	fmt.Fprintf(&b, "%d actions wait for a person or for their time; %d of one kind may.\n", d.Queue.Waiting, d.Queue.Limit)
 	for _, a := range d.Queue.Actions {
 		fmt.Fprintf(&b, "- %s (%s, %s, %s)\n", a.ActionID, a.Kind, a.State, a.CreatedAt)
 	}
