@@ -205,6 +205,20 @@ func (s *GrantService) Revoke(ctx context.Context, inbox, id string) error {
 	return s.c.remove(ctx, append(ofInbox(inbox, "grants"), id)...)
 }
 
+// AppService manages the programs that connected themselves and that an owner allowed.
+type AppService struct{ c *Client }
+
+// List returns the connected programs of the project.
+func (s *AppService) List(ctx context.Context) ([]App, error) {
+	l, err := get[api.AppList](ctx, s.c, nil, "v1", "apps")
+	return l.Apps, err
+}
+
+// Revoke disconnects a program.
+func (s *AppService) Revoke(ctx context.Context, id string) error {
+	return s.c.remove(ctx, "v1", "apps", id)
+}
+
 // AccountService manages accounts: grants that open the inboxes they make. End
 // one with [GrantService.Revoke].
 type AccountService struct{ c *Client }

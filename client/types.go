@@ -138,6 +138,7 @@ type (
 	Trace            = api.Trace
 	TraceStep        = api.TraceStep
 	Scope            = api.Scope
+	App              = api.App
 	SearchResult     = api.SearchResult
 	Security         = api.Security
 	SendDraft        = api.SendDraft

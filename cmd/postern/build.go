@@ -28,6 +28,7 @@ import (
 	"postern/internal/mcpserver"
 	"postern/internal/multimail"
 	"postern/internal/notary"
+	"postern/internal/oauth"
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/permit"
@@ -246,9 +247,12 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if d.conf.runsSandboxes() {
 		find = d.e2b.Template
 	}
+	if len(d.conf.OAuthIssuers) == 0 {
+		d.oauth = oauth.New(d.log, d.db, d.post, oauth.Config{URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS})
+	}
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet, mcpserver.Config{
 		Template: find, Ceiling: d.conf.ceiling(), Domains: d.doms,
-		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS, Issuers: d.conf.OAuthIssuers, Permits: d.permits, Denials: d.denials, Runs: d.runs, Artifacts: d.exports,
+		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS, Issuers: d.conf.OAuthIssuers, OAuth: d.oauth != nil, Permits: d.permits, Denials: d.denials, Runs: d.runs, Artifacts: d.exports,
 	})
 	if d.notify, err = d.newNotifier(lis, client); err != nil {
 		return err
@@ -257,7 +261,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
-	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Book: d.book, Notify: d.notify, Secrets: d.secrets, Permits: d.permits, Denials: d.denials, Traces: d.traces, Commands: d.commands, Runs: d.runs, Exports: d.exports, Prover: d.prover, Tools: mcpserver.ToolNames(), Offered: mcpserver.Offered, Signup: d.conf.Signup, Proxies: proxies, Gmail: d.gmailSignIns})
+	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Record: d.record, Book: d.book, Notify: d.notify, Secrets: d.secrets, Permits: d.permits, Denials: d.denials, Traces: d.traces, Commands: d.commands, Runs: d.runs, Exports: d.exports, Prover: d.prover, Tools: mcpserver.ToolNames(), OAuth: d.oauth, Offered: mcpserver.Offered, Signup: d.conf.Signup, Proxies: proxies, Gmail: d.gmailSignIns})
 	d.multimail = multimail.New(d.log, d.db, d.gate, d.post, multimail.Config{Domains: d.doms, Webhooks: d.hooks})
 	public := notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys, Runs: d.runKeys}
 	if d.issuer != nil {
@@ -266,7 +270,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.notary = notary.New(d.log, d.ring, public)
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people, Book: d.book, Hooks: d.hooks, Secrets: d.secrets, Permits: d.permits,
-		Record: d.record, RecordKeys: d.recordKeys, Notify: d.notify, Runs: d.runs, RunFiles: d.exports, RunReports: d.prover,
+		Record: d.record, RecordKeys: d.recordKeys, Notify: d.notify, OAuth: d.oauth, Runs: d.runs, RunFiles: d.exports, RunReports: d.prover,
 	})
 	return d.buildWeb(lis)
 }

@@ -26,6 +26,7 @@ import (
 	"postern/internal/multimail"
 	"postern/internal/notary"
 	"postern/internal/notify"
+	"postern/internal/oauth"
 	"postern/internal/store"
 )
 
@@ -39,6 +40,11 @@ func (d *daemon) handler() http.Handler {
 		mux.Handle(p, d.mcp.Metadata())
 	}
 	mux.Handle(emailsandbox.Path+"/", emailsandbox.New(d.mcp).Handler())
+	if d.oauth != nil {
+		for _, p := range oauth.Paths {
+			mux.Handle(p, strictTransport(d.oauth.Handler()))
+		}
+	}
 	mux.Handle("/v1/", d.mailAPI.Handler())
 	mux.Handle(multimail.Path+"/", http.StripPrefix(multimail.Path, d.multimail.Handler()))
 	for _, p := range notary.Paths {

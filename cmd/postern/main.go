@@ -41,7 +41,7 @@ func commands() (all []*command) {
 		}},
 		{sandboxing, []*command{runCommand(), runsCommand(), contractCommand(), boundaryCommand(), sandboxCommand(), sshCommand(), forwardCommand(), volumeCommand(), webhookCommand(), secretCommand(), networkCommand(), templateCommand(), traceCommand(), verifyCommand()}},
 		{mailing, []*command{
-			inboxCommand(), mailboxCommand(), grantCommand(), accountCommand(), messageCommand(), sendCommand(), draftCommand(), mcpCommand(),
+			inboxCommand(), mailboxCommand(), grantCommand(), accountCommand(), appCommand(), messageCommand(), sendCommand(), draftCommand(), mcpCommand(),
 			domainCommand(), dkimCommand(), suppressionCommand(), suspensionCommand(), verifyMessageCommand(), verifyRunCommand(),
 		}},
 		{admitting, []*command{personCommand(), notifyCommand(), projectCommand(), keyCommand()}},

@@ -56,6 +56,9 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g.Go(func() error { return d.post.RunExpiry(ctx) })
 	g.Go(func() error { return d.scrubber.Run(ctx) })
 	g.Go(func() error { return d.post.Events().Run(ctx) })
+	if d.oauth != nil {
+		g.Go(func() error { return d.oauth.Run(ctx) })
+	}
 	g.Go(func() error { return d.post.RunSweep(ctx) })
 	g.Go(func() error { return d.doms.Run(ctx) })
 	if d.notify != nil {

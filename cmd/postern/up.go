@@ -30,6 +30,7 @@ import (
 	"postern/internal/multimail"
 	"postern/internal/notary"
 	"postern/internal/notify"
+	"postern/internal/oauth"
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/permit"
@@ -180,6 +181,7 @@ type daemon struct {
 	multimail *multimail.Server
 	console   *console.Server
 	notary    *notary.Server
+	oauth     *oauth.Server    // nil if the operator has named another authorization server
 	notify    *notify.Notifier // nil unless people are notified of waiting actions
 	smtp      *smtpserver.Server
 

@@ -32,6 +32,9 @@ const (
 	ActionResolve  Verb = "action.resolve"
 	ActionTampered Verb = "action.tampered"
 
+	AppConnect Verb = "app.connect"
+	AppRevoke  Verb = "app.revoke"
+
 	BoundarySet    Verb = "boundary.set"
 	BoundaryRemove Verb = "boundary.remove"
 
@@ -296,6 +299,9 @@ var verbs = map[Verb]verbRow{
 	EgressCut:       {Info, "connection cut, because it is no longer allowed"},
 	EgressRepeated:  {Info, "repeats of recorded connections, counted"},
 	EgressRequest:   {Info, "inspected HTTP request forwarded"},
+
+	AppConnect: {Info, "app connected"},
+	AppRevoke:  {Info, "app disconnected"},
 
 	GrantMake:    {Info, "grant made"},
 	GrantExtend:  {Info, "inbox added to a grant"},

@@ -57,6 +57,19 @@ func AttemptsFrom(remote string) AttemptLimit {
 	return AttemptLimit{"remote:" + truncate(remote, 80), most, time.Minute}
 }
 
+// RegistrationsFrom limits the programs that register themselves from an address, or an
+// IPv6 network, to 20 an hour; 1000 through a proxy on this machine.
+func RegistrationsFrom(remote string) AttemptLimit {
+	t := AttemptsFrom(remote)
+	if t.most == 60 {
+		t.most = 20
+	}
+	return AttemptLimit{"register " + t.key, t.most, time.Hour}
+}
+
+// RegistrationsInAll limits the registrations of all programs together to 1000 an hour.
+func RegistrationsInAll() AttemptLimit { return AttemptLimit{"register all", 1000, time.Hour} }
+
 // AttemptsInAll limits the attempts of all clients together to 1000 a minute.
 func AttemptsInAll() AttemptLimit { return AttemptLimit{"all", 1000, time.Minute} }
 

@@ -32,6 +32,7 @@ import (
 	"postern/internal/domain"
 	"postern/internal/mailbox"
 	"postern/internal/notify"
+	"postern/internal/oauth"
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/permit"
@@ -74,6 +75,8 @@ type Config struct {
 	Notify *notify.Notifier
 	// Record makes the audit's checkpoints; nil means that none are made.
 	Record *audit.Keeper
+	// OAuth connects programs that an owner allows; nil means that none connect.
+	OAuth *oauth.Server
 	// RecordKeys returns their public keys; nil means that there are none.
 	RecordKeys func(context.Context) ([]audit.Key, error)
 }
@@ -171,6 +174,7 @@ func (s *Server) table() []route {
 		secretHandlers{s}.routes(),
 		permitHandlers{actionHandlers{reviews{s}}}.routes(),
 		keyHandlers{s}.routes(),
+		connectHandlers{s}.routes(),
 		auditHandlers{s}.routes(),
 		signInHandlers{s}.routes(),
 		stepUpHandlers{s}.routes(),

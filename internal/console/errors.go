@@ -10,6 +10,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/oauth"
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/sandbox"
@@ -46,6 +47,7 @@ type failure struct {
 // errors to statuses; unknown errors are logged and reported as internal.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	var tooBig *http.MaxBytesError
+	var app *oauth.Error
 	f := failure{http.StatusInternalServerError, "Internal error", "An unexpected error occurred. See the server log for details.", "/console/", "Go to the queue"}
 	switch {
 	case errors.Is(err, errHost):
@@ -86,6 +88,8 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		f = failure{http.StatusRequestEntityTooLarge, "Too large", fmt.Sprintf("A form may hold at most %d bytes. Nothing was changed.", tooBig.Limit), "/console/", "Go to the queue"}
 	case errors.Is(err, errForm):
 		f = failure{http.StatusBadRequest, "Invalid request", sentence(strings.TrimPrefix(err.Error(), errForm.Error()+": ")), "/console/", "Go to the queue"}
+	case errors.As(err, &app):
+		f = failure{http.StatusBadRequest, "This app cannot be connected", "Its request is not valid. " + sentence(app.Detail) + " Nothing was sent to the app.", "/console/", "Go to the queue"}
 	case errors.Is(err, errOther):
 		f = failure{http.StatusConflict, "Changed", "The action's content has changed since the page was loaded, or is no longer stored. Open the action again.", "/console/", "Go to the queue"}
 	case errors.Is(err, oversight.ErrStale):

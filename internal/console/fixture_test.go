@@ -25,6 +25,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
+	"postern/internal/oauth"
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/people"
@@ -156,6 +157,7 @@ type fixture struct {
 	gate    *oversight.Gate
 	post    *mailbox.PostOffice
 	people  *people.People
+	oauth   *oauth.Server
 	fleet   *sandbox.Fleet
 	domains *domain.Registry
 	dns     *dnstest.Server
@@ -235,7 +237,8 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 		t.Fatal(err)
 	}
 	f.runs = &ledger{}
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys})
+	f.oauth = oauth.New(log, f.db, f.post, oauth.Config{})
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: time.Minute}}
 	s.Start()

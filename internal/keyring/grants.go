@@ -267,6 +267,11 @@ func ends(t time.Time) string {
 // Add creates another key of the inbox that k manages. The secret is returned
 // only this once.
 func (r *Ring) Add(ctx context.Context, who auth.Principal, k *seal.Key, n NewKey) (p Part, key auth.Secret, err error) {
+	return r.AddThen(ctx, who, k, n, func(*store.Tx, Part, auth.Secret) error { return nil })
+}
+
+// AddThen is [Ring.Add], and calls then in the transaction that adds the key.
+func (r *Ring) AddThen(ctx context.Context, who auth.Principal, k *seal.Key, n NewKey, then func(*store.Tx, Part, auth.Secret) error) (p Part, key auth.Secret, err error) {
 	if n.Scope == "" {
 		n.Scope = seal.Manage
 	}
@@ -274,17 +279,68 @@ func (r *Ring) Add(ctx context.Context, who auth.Principal, k *seal.Key, n NewKe
 		return Part{}, "", err
 	}
 	err = r.hold(ctx, who, k, seal.Manage, func(tx *store.Tx, b directory.Inbox, k *seal.Key) error {
-		var id string
-		id, key, err = issue(ctx, tx, who, b, k, auth.Credential{Kind: auth.Agent, Inbox: b.ID, Name: n.Name, Expires: n.Expires, Tools: n.Tools}, n.Scope)
+		p, key, err = add(ctx, tx, who, b, k, n, then)
+		return err
+	})
+	return p, key, err
+}
+
+// AddClosed creates a key that opens no mail, of an inbox that who manages as an owner
+// of its project: it needs no key of the inbox. Then is called in the transaction that
+// adds the key.
+func (r *Ring) AddClosed(ctx context.Context, who auth.Principal, inbox string, n NewKey, then func(*store.Tx, Part, auth.Secret) error) (p Part, key auth.Secret, err error) {
+	if !who.Manages() {
+		return Part{}, "", fmt.Errorf("%s adds no keys: only an owner may: %w", who, auth.ErrForbidden)
+	}
+	if err := n.check(); err != nil {
+		return Part{}, "", err
+	}
+	if n.Scope.Opens() {
+		return Part{}, "", fmt.Errorf("a key that reads is added with a full key of the inbox: %w", auth.ErrForbidden)
+	}
+	err = r.db.Update(ctx, func(tx *store.Tx) error {
+		b, err := directory.LookupFor(ctx, tx, who, inbox)
 		if err != nil {
 			return err
 		}
-		if p, err = onePart(ctx, tx, b.ID, id); err != nil {
+		if err := lockInbox(ctx, tx, b.ID); err != nil {
 			return err
 		}
-		return audit.Append(ctx, tx, who, audit.InboxKeyAdd, b.ID, n.fields(audit.Fields{"credential": id}))
+		p, key, err = add(ctx, tx, who, b, nil, n, then)
+		return err
 	})
 	return p, key, err
+}
+
+// add creates a key of b and records it. Tx has locked the inbox.
+func add(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, k *seal.Key, n NewKey, then func(*store.Tx, Part, auth.Secret) error) (p Part, key auth.Secret, err error) {
+	id, key, err := issue(ctx, tx, who, b, k, auth.Credential{Kind: auth.Agent, Inbox: b.ID, Name: n.Name, Expires: n.Expires, Tools: n.Tools}, n.Scope)
+	if err != nil {
+		return Part{}, "", err
+	}
+	if p, err = onePart(ctx, tx, b.ID, id); err != nil {
+		return Part{}, "", err
+	}
+	if err := audit.Append(ctx, tx, who, audit.InboxKeyAdd, b.ID, n.fields(audit.Fields{"credential": id})); err != nil {
+		return Part{}, "", err
+	}
+	return p, key, then(tx, p, key)
+}
+
+// Drop removes a key for the program that it was made for, in tx, and re-keys its inbox
+// if it opened mail. A key that is gone already is no error. Why goes into the audit.
+func (r *Ring) Drop(ctx context.Context, tx *store.Tx, who auth.Principal, inbox, id, why string) error {
+	if err := lockInbox(ctx, tx, inbox); err != nil {
+		return err
+	}
+	p, err := onePart(ctx, tx, inbox, id)
+	if errors.Is(err, ErrNoKey) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return r.dropAndRekey(ctx, tx, who, p, why)
 }
 
 // AddRecovery creates a recovery key of the inbox that k manages, for a person

@@ -2,6 +2,8 @@ package mailapi
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -18,6 +20,7 @@ import (
 	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
+	"postern/internal/oauth"
 	"postern/internal/oversight"
 	"postern/internal/permit"
 	"postern/internal/sandbox"
@@ -48,6 +51,7 @@ var principals = []principal{
 	{name: "proposing key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Propose}},
 	{name: "drafting key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Draft}},
 	{name: "sending key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Send}},
+	{name: "app of a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Propose}},
 	{name: "expired key a"},
 	{name: "revoked key a"},
 	{name: "recovery key a", kind: auth.Recovery},
@@ -286,6 +290,8 @@ var operations = []operation{
 	{"DELETE", "/v1/inboxes/{inbox}/grants/{id}", steered, 204, (*trial).grant},
 	{"GET", "/v1/grants", func(p principal, _ target, ok int) int { return when(p.manages() || p.kind == auth.Grant, ok) }, 200, nil},
 	{"DELETE", "/v1/grants/{id}", ofOurManagers, 204, (*trial).grant},
+	{"GET", "/v1/apps", onlyManagers, 200, nil},
+	{"DELETE", "/v1/apps/{id}", ofOurManagers, 204, (*trial).app},
 
 	{"GET", "/v1/inboxes/{inbox}/messages", reads, 200, nil},
 	{"POST", "/v1/inboxes/{inbox}/messages", proposes, 202, body(`{"to":["bob@example.com"],"subject":"s %d","text":"t"}`)},
@@ -754,6 +760,51 @@ func (x *trial) started() {
 	}
 }
 
+// connect connects a program to inbox a, and returns its id and its access token.
+func (f *fixture) connect(t *testing.T, scope seal.Scope) (id, token string) {
+	t.Helper()
+	ctx, owner := t.Context(), auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: f.a.Project}
+	const back, base = "https://app.example/", "https://x.example"
+	verifier := strings.Repeat("a", 43)
+	sum := sha256.Sum256([]byte(verifier))
+	c, err := f.oauth.Register(ctx, "127.0.0.1", "App", []string{back})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := f.oauth.Ask(ctx, base, url.Values{
+		"response_type": {"code"}, "client_id": {c.ID}, "redirect_uri": {back}, "code_challenge_method": {"S256"}, "code_challenge": {base64.RawURLEncoding.EncodeToString(sum[:])},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := f.oauth.Allow(ctx, owner, r, oauth.Choice{Inbox: f.a.ID, Scope: scope, Key: f.secret("key a")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, query, _ := strings.Cut(a.URL, "?")
+	q, err := url.ParseQuery(query)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := f.oauth.Exchange(ctx, base, url.Values{"grant_type": {"authorization_code"}, "client_id": {c.ID}, "code": {q.Get("code")}, "redirect_uri": {back}, "code_verifier": {verifier}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := f.oauth.Apps(ctx, owner)
+	if err != nil || len(list) == 0 {
+		t.Fatal(err)
+	}
+	return list[len(list)-1].ID, got.Access
+}
+
+// app connects a program, to be disconnected.
+func (x *trial) app() {
+	x.id, _ = x.f.connect(x.t, seal.Send)
+	x.after = func() { // if the trial did not
+		_ = x.f.oauth.Revoke(x.t.Context(), auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann", Project: x.f.a.Project}, x.id)
+	}
+}
+
 // proposal proposes a permit.
 func (x *trial) proposal() {
 	box := auth.Principal{Kind: auth.Sandbox, ID: fmt.Sprintf("i%d", x.n), Project: x.f.person.Project}
@@ -818,6 +869,8 @@ func (f *fixture) principals(t *testing.T) {
 	add("proposing key a", keyring.NewKey{Scope: seal.Propose})
 	add("drafting key a", keyring.NewKey{Scope: seal.Draft})
 	add("sending key a", keyring.NewKey{Scope: seal.Send})
+	_, token := f.connect(t, seal.Propose)
+	f.byKey("app of a", auth.Secret(token))
 	expired := add("expired key a", keyring.NewKey{Scope: seal.Manage, Expires: soon})
 	fatal(f.post.Keys.Revoke(ctx, who, "", add("revoked key a", keyring.NewKey{}), false))
 	_, recovery, err := f.post.Keys.AddRecovery(ctx, who, a)

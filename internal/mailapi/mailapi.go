@@ -42,6 +42,7 @@ import (
 	"postern/internal/gmail"
 	"postern/internal/mailbox"
 	"postern/internal/notify"
+	"postern/internal/oauth"
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/permit"
@@ -106,6 +107,7 @@ type Config struct {
 	// Offered returns the names of the tools that a caller is offered over the Model
 	// Context Protocol; nil means that it is not said.
 	Offered func(who auth.Principal) []string
+	OAuth   *oauth.Server  // connects programs; nil means that none connect
 	Gmail   *gmail.SignIns // nil means that this server connects no mailboxes at Gmail
 	Signup  bool           // anybody may make an account, in the oldest project
 	// Proxies are the networks of the reverse proxies whose X-Forwarded-For names the
@@ -129,6 +131,7 @@ func (s *Server) Close() { close(s.closing) }
 type caller struct {
 	auth.Principal
 	key     auth.Secret // empty if it has none, as people do
+	shown   auth.Secret // what was shown for key: itself, or a token of a connected app
 	session auth.Secret // of a person who signed in over REST; else empty
 }
 
@@ -168,8 +171,8 @@ func (s keyAuth) byKey(r *http.Request) (caller, error) {
 }
 
 func (s keyAuth) withKey(ctx context.Context, key auth.Secret) (caller, error) {
-	p, err := auth.CheckKey(ctx, s.db, key)
-	return caller{Principal: p, key: key}, err
+	p, secret, err := auth.Identify(ctx, s.db, key)
+	return caller{Principal: p, key: secret, shown: key}, err
 }
 
 // A handler serves one route. An error that it returns is answered as a problem;
@@ -239,6 +242,7 @@ func (s *Server) table() []route {
 		webhookServer{a, s.hooks}.routes(),
 		notifyServer{s.conf.Notify}.routes(),
 		accountServer{s.post}.routes(),
+		appServer{s.conf.OAuth}.routes(),
 		peopleServer{s.db, s.conf.People}.routes(),
 		s.lobster().routes(),
 		sendServer{a, slots, s.gate, s.post}.routes(),

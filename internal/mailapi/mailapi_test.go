@@ -28,6 +28,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
+	"postern/internal/oauth"
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/people"
@@ -87,6 +88,7 @@ type fixture struct {
 	gate   *oversight.Gate
 	post   *mailbox.PostOffice
 	people *people.People
+	oauth  *oauth.Server
 	hop    *nextHop
 	srv    *Server
 	record *audit.Keeper
@@ -164,7 +166,8 @@ func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 		t.Fatal(err)
 	}
 	f.gate.Handle(policy.KindRun, f.runs)
-	srv := New(log, db, f.gate, f.post, Config{Runs: f.runs, Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets, Permits: f.permits, Traces: f.traces, Commands: f.commands, Gmail: f.signInsAtGoogle(t, log, secrets)})
+	f.oauth = oauth.New(log, db, f.post, oauth.Config{})
+	srv := New(log, db, f.gate, f.post, Config{Runs: f.runs, Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets, Permits: f.permits, Traces: f.traces, Commands: f.commands, OAuth: f.oauth, Gmail: f.signInsAtGoogle(t, log, secrets)})
 	f.srv = srv
 	// An HTTP server does not wait for its WebSockets. They must end before the database and
 	// the log of this test.

@@ -168,6 +168,7 @@ var least = map[string]auth.Role{
 	"DELETE /v1/notify/telegram/{person}":                                     auth.Viewer,
 	"DELETE /v1/domains/{id}":                                                 auth.Owner,
 	"DELETE /v1/grants/{id}":                                                  auth.Owner,
+	"DELETE /v1/apps/{id}":                                                    auth.Owner,
 	"DELETE /v1/inboxes/{inbox}":                                              auth.Owner,
 	"DELETE /v1/inboxes/{inbox}/drafts/{id}":                                  none,
 	"DELETE /v1/inboxes/{inbox}/grants/{id}":                                  auth.Owner,

@@ -20,6 +20,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/notify"
+	"postern/internal/oauth"
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/permit"
@@ -183,7 +184,7 @@ func classify(err error) (code, detail string) {
 		return "limit_reached", detail
 	case errors.Is(err, oversight.ErrFull), errors.Is(err, errCrowded), errors.Is(err, auth.ErrTooMany), errors.Is(err, secret.ErrTooMany):
 		return "too_many_requests", detail
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, keyring.ErrNoKey), errors.Is(err, webhook.ErrNotFound), errors.Is(err, secret.ErrNotFound), errors.Is(err, signing.ErrNotFound):
+	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, keyring.ErrNoKey), errors.Is(err, oauth.ErrNoApp), errors.Is(err, webhook.ErrNotFound), errors.Is(err, secret.ErrNotFound), errors.Is(err, signing.ErrNotFound):
 		return "not_found", detail
 	case errors.Is(err, errMethod):
 		return "method_not_allowed", detail

@@ -274,7 +274,7 @@ func (k *socket) run(ctx context.Context, do func(context.Context, wsCommand) er
 // tell sends the events that were not told yet. Who follows nothing is looked
 // at too: a connection ends with its key.
 func (k *socket) tell(ctx context.Context) error {
-	if _, err := auth.CheckKey(ctx, k.db, k.who.key); err != nil {
+	if _, _, err := auth.Identify(ctx, k.db, k.who.shown); err != nil { // of a token, its end too
 		return err
 	}
 	for inbox := range k.follow {

@@ -20,6 +20,7 @@ import (
 	"postern/internal/permit"
 	"postern/internal/policy"
 	"postern/internal/run"
+	"postern/internal/seal"
 )
 
 // Config says how the tools are reached from outside.
@@ -35,6 +36,8 @@ type Config struct {
 	// Issuers are the URLs of the authorization servers (OAuth 2.1) that give
 	// out keys of inboxes as access tokens; empty means that keys are made here.
 	Issuers []string
+	// OAuth says that this server is an authorization server, if there are no Issuers.
+	OAuth bool
 	// Domains has the domains of projects. Nil: there are none here.
 	Domains *domain.Registry
 	// Permits takes what agents in sandboxes ask to reach. Nil: they cannot ask.
@@ -172,8 +175,12 @@ func (s *Server) Metadata() http.Handler {
 			w.WriteHeader(http.StatusNotFound)
 			return
 		}
+		issuers := s.conf.Issuers
+		if len(issuers) == 0 && s.conf.OAuth {
+			issuers = []string{s.base(r)}
+		}
 		b, err := json.Marshal(metadata{
-			Resource: s.base(r) + Path, Issuers: s.conf.Issuers, Methods: []string{"header"}, Scopes: []string{"inbox"},
+			Resource: s.base(r) + Path, Issuers: issuers, Methods: []string{"header"}, Scopes: []string{string(seal.Read), string(seal.Draft), string(seal.Send)},
 			Name: "Postern: email with oversight",
 		})
 		if err != nil { // unreachable: strings

@@ -166,7 +166,7 @@ func (s *Server) authenticate(r *http.Request) (auth.Principal, auth.Secret, err
 		return auth.Principal{}, "", auth.ErrUnauthenticated
 	}
 	secret := auth.Secret(strings.TrimSpace(key))
-	who, err := auth.CheckKey(r.Context(), s.db, secret)
+	who, secret, err := auth.Identify(r.Context(), s.db, secret)
 	if err != nil {
 		return auth.Principal{}, "", err
 	}
@@ -272,7 +272,7 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	status, code, msg := http.StatusInternalServerError, "internal_error", "internal error"
 	switch {
 	case errors.Is(err, auth.ErrUnauthenticated):
-		status, code, msg = http.StatusUnauthorized, "unauthorized", "send the header Authorization: Bearer with an inbox key (pib_…)"
+		status, code, msg = http.StatusUnauthorized, "unauthorized", "send the header Authorization: Bearer with an inbox key (pib_…) or an access token"
 		w.Header().Set("WWW-Authenticate", s.challenge(r, "invalid_token"))
 	case errors.Is(err, auth.ErrForbidden):
 		status, code, msg = http.StatusForbidden, "forbidden", err.Error()
