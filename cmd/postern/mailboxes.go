@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -35,9 +34,6 @@ func loopback(host string) bool {
 	ip := net.ParseIP(host)
 	return ip != nil && ip.IsLoopback()
 }
-
-// gmailCallback is where Google sends a browser back to the console.
-const gmailCallback = "/console/mailboxes/gmail/callback"
 
 // buildMailboxes makes the connections to mailboxes at other providers. It comes after
 // the secrets and the post office.
@@ -70,11 +66,7 @@ func (d *daemon) buildMailboxes() error {
 	if err != nil {
 		return err
 	}
-	var redirects []string
-	if d.conf.PublicURL != "" {
-		redirects = append(redirects, strings.TrimSuffix(d.conf.PublicURL, "/")+gmailCallback)
-	}
-	d.gmailSignIns, err = gmail.NewSignIns(d.db, google, d.mailboxes, d.secrets, redirects)
+	d.gmailSignIns, err = gmail.NewSignIns(d.db, google, d.mailboxes, d.secrets)
 	return err
 }
 

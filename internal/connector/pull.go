@@ -219,7 +219,8 @@ func (w *worker) take(ctx context.Context, b directory.Inbox, ch Change, outside
 // seal recognises a message that is here already, or prepares it as a new one.
 func (w *worker) seal(ctx context.Context, b directory.Inbox, m Message, f *found, in *batch) error {
 	raw := withCRLF(m.Raw)
-	f.digest, f.name = w.s.post.Digests(b.ID, raw)
+	var content []byte
+	f.digest, f.name, content = w.s.post.Digests(b.ID, raw)
 	f.change.At = m.State // newer than the list
 	if i := slices.IndexFunc(in.list, func(o found) bool { return o.intake != nil && bytes.Equal(o.digest, f.digest) }); i >= 0 {
 		f.same = in.list[i].intake.ID()
@@ -227,11 +228,11 @@ func (w *worker) seal(ctx context.Context, b directory.Inbox, m Message, f *foun
 	}
 	err := w.s.db.View(ctx, func(tx *store.Tx) error {
 		rows, err := remotes(ctx, tx, `inbox_id = $1 and message_id <> '' and digest = $2`, b.ID, f.digest)
-		if err == nil && len(rows) == 0 && len(f.name) > 0 && m.State.Place == Sent {
+		if err == nil && len(rows) == 0 && m.State.Place == Sent {
 			// The provider may have changed the header of what left through it. The attack: a
 			// stranger writes with the Message-ID of a message that was sent; so this is for
 			// what lies among sent messages alone.
-			rows, err = remotes(ctx, tx, `inbox_id = $1 and name = $2 and remote_id like 'sent:%'`, b.ID, f.name)
+			rows, err = remotes(ctx, tx, `inbox_id = $1 and (name = $2 and length(name) > 0 or content = $3) and remote_id like 'sent:%'`, b.ID, notNull(f.name), content)
 		}
 		if len(rows) > 0 {
 			f.same = rows[0].message

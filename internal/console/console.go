@@ -30,6 +30,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/domain"
+	"postern/internal/gmail"
 	"postern/internal/mailbox"
 	"postern/internal/notify"
 	"postern/internal/oauth"
@@ -63,6 +64,7 @@ type Config struct {
 	Hooks *webhook.Hooks
 	// Secrets are the secrets for sandboxes; nil means that there are none.
 	Secrets *secret.Store
+	Gmail   *gmail.SignIns // nil means that this server connects no mailboxes at Gmail
 	// Permits are what people have allowed sandboxes for a time; nil means that there are
 	// none.
 	Permits *permit.Register
@@ -172,6 +174,7 @@ func (s *Server) table() []route {
 		switchHandlers{s}.routes(),
 		webhookHandlers{s}.routes(),
 		secretHandlers{s}.routes(),
+		gmailHandlers{s}.routes(),
 		permitHandlers{actionHandlers{reviews{s}}}.routes(),
 		keyHandlers{s}.routes(),
 		connectHandlers{s}.routes(),

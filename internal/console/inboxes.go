@@ -52,6 +52,7 @@ type inboxesPage struct {
 	Display string
 	Domain  string
 	Expires string
+	Gmail   bool // mailboxes at Gmail can be connected
 }
 
 // inboxHandlers manages inboxes, their credentials and limits; it never reads mail.
@@ -79,6 +80,7 @@ func (s inboxHandlers) inboxes(w http.ResponseWriter, r *http.Request, who auth.
 func (s inboxHandlers) showInboxes(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	ctx := r.Context()
 	v := inboxesPage{
+		Gmail:  s.conf.Gmail != nil,
 		Notice: notice, Name: r.PostForm.Get("name"), Display: r.PostForm.Get("display"), Domain: r.PostForm.Get("domain"),
 		Expires: r.PostForm.Get("expires"), Domains: []string{s.post.Directory.Domain()},
 	}

@@ -9,8 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"slices"
-	"strings"
 	"time"
 
 	"postern/internal/auth"
@@ -33,18 +31,15 @@ type SignIns struct {
 	service     *Service
 	connections *connector.Connections
 	box         *secret.Box
-	redirects   []string
 }
 
-// NewSignIns returns sign-ins that make connections. Redirects are the addresses of this
-// server's console to which Google may send a browser back, besides those of the
-// person's own machine.
-func NewSignIns(db *store.DB, s *Service, c *connector.Connections, secrets *secret.Store, redirects []string) (*SignIns, error) {
+// NewSignIns returns sign-ins that make connections.
+func NewSignIns(db *store.DB, s *Service, c *connector.Connections, secrets *secret.Store) (*SignIns, error) {
 	box, err := secrets.Box("sign-in at Google")
 	if err != nil {
 		return nil, err
 	}
-	return &SignIns{db, s, c, box, redirects}, nil
+	return &SignIns{db, s, c, box}, nil
 }
 
 // A pendingSignIn is what a sign-in needs until its end.
@@ -62,6 +57,7 @@ type pendingSignIn struct {
 type Request struct {
 	App      App
 	Redirect string // where Google sends the browser; empty means that another device signs in
+	Console  bool   // Redirect is a page of this server's console, under a name that the operator has set
 	Hint     string // address of the account, or empty
 }
 
@@ -98,8 +94,8 @@ func (s *SignIns) Begin(ctx context.Context, who auth.Principal, r Request) (Sta
 		p.Device, p.Ends = string(d.Code), time.Now().Add(d.Expires)
 		out.URL, out.Code, out.Every, out.Expire = d.URL, d.UserCode, d.Interval, p.Ends
 	} else {
-		if !s.mayRedirect(r.Redirect) {
-			return Started{}, invalid("redirect_uri: must be http://127.0.0.1:PORT/ or http://[::1]:PORT/ of the person's own machine%s: got %.200q", s.others(), mail.Printable(r.Redirect, 200))
+		if !r.Console && !loopback(r.Redirect) {
+			return Started{}, invalid("redirect_uri: must be http://127.0.0.1:PORT/ or http://[::1]:PORT/ of the person's own machine: got %.200q", mail.Printable(r.Redirect, 200))
 		}
 		if len(r.Hint) > 254 {
 			return Started{}, invalid("login_hint: must be at most 254 characters")
@@ -121,21 +117,12 @@ func (s *SignIns) mayConnect(ctx context.Context, who auth.Principal) error {
 	return s.db.View(ctx, func(tx *store.Tx) error { return people.RequireManager(ctx, tx, who) })
 }
 
-// mayRedirect reports whether Google may send a browser to u with a code. RFC 8252
-// section 7.3: a loopback address by number, since a name can be made to lead elsewhere.
-func (s *SignIns) mayRedirect(u string) bool {
-	if slices.Contains(s.redirects, u) {
-		return true
-	}
+// loopback reports whether Google may send the browser of a person's own machine to u
+// with a code. RFC 8252 section 7.3: an address by number, since a name can be made to
+// lead elsewhere.
+func loopback(u string) bool {
 	p, err := url.Parse(u)
 	return err == nil && p.Scheme == "http" && (p.Hostname() == "127.0.0.1" || p.Hostname() == "::1") && p.User == nil && p.RawQuery == "" && p.Fragment == "" && len(u) < 200
-}
-
-func (s *SignIns) others() string {
-	if len(s.redirects) == 0 {
-		return ""
-	}
-	return ", or " + strings.Join(s.redirects, ", ")
 }
 
 // An Answer is what the person brought back from Google.

@@ -39,7 +39,7 @@ func (f *fixture) signInsAtGoogle(t *testing.T, log *slog.Logger, secrets *secre
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := gmail.NewSignIns(f.db, service, mailboxes, secrets, []string{"https://mail.example/console/callback"})
+	s, err := gmail.NewSignIns(f.db, service, mailboxes, secrets)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,12 +107,12 @@ func TestConnectGmail(t *testing.T) {
 		begin := func(redirect string) answered {
 			return f.do(t, "person", "POST", "/v1/connections/gmail/sign-ins", fmt.Sprintf(`{"client_id":%q,"client_secret":"s3cret","redirect_uri":%q}`, gmailApp, redirect))
 		}
-		for _, bad := range []string{"https://evil.example/", "http://evil.example/", "http://localhost:1/", "http://127.0.0.1:1/?x", "http://127.0.0.1.evil.example/", "http://a@127.0.0.1/", "javascript:alert(1)", "https://mail.example/console/callback/x"} {
+		for _, bad := range []string{"https://evil.example/", "http://evil.example/", "http://localhost:1/", "http://127.0.0.1:1/?x", "http://127.0.0.1.evil.example/", "http://a@127.0.0.1/", "javascript:alert(1)", "https://mail.example/console/callback"} {
 			if got := begin(bad); got.code != 400 || !strings.Contains(got.body, "redirect_uri") {
 				t.Errorf("redirect to %s: got %d %s", bad, got.code, got.body)
 			}
 		}
-		for _, good := range []string{"http://127.0.0.1:7/", "http://[::1]:7/x", "https://mail.example/console/callback"} {
+		for _, good := range []string{"http://127.0.0.1:7/", "http://[::1]:7/x"} {
 			if got := begin(good); got.code != 201 || strings.Contains(got.field(t, "url"), "s3cret") {
 				t.Errorf("redirect to %s: got %d %s", good, got.code, got.body)
 			}

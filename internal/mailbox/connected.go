@@ -1,6 +1,7 @@
 package mailbox
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -81,16 +82,20 @@ func (m *PostOffice) Carry(c delivery.Carrier, changed func(inbox string)) {
 	m.changed = changed
 }
 
-// Digests returns keyed hashes of a message of an inbox and of its Message-ID, by
-// which it is recognised when the provider shows it at another place. The second is
-// empty if it has no Message-ID.
-func (m *PostOffice) Digests(inbox string, raw []byte) (digest, name []byte) {
+// Digests returns keyed hashes of a message of an inbox, of its Message-ID, and of its
+// subject, date and body, by which it is recognised when the provider shows it at another
+// place or with another header. The second is empty if it has no Message-ID.
+func (m *PostOffice) Digests(inbox string, raw []byte) (digest, name, content []byte) {
 	sum := sha256.Sum256(raw)
 	digest = seal.Hash(m.cfg.Secret, inbox, "postern connected message v1", string(sum[:]))
-	if id := mail.Read(raw).MessageID; id != "" {
-		name = seal.Hash(m.cfg.Secret, inbox, "postern connected name v1", id)
+	read := mail.Read(raw)
+	if read.MessageID != "" {
+		name = seal.Hash(m.cfg.Secret, inbox, "postern connected name v1", read.MessageID)
 	}
-	return digest, name
+	_, body, _ := bytes.Cut(raw, []byte("\r\n\r\n"))
+	sum = sha256.Sum256(body)
+	content = seal.Hash(m.cfg.Secret, inbox, "postern connected content v1", fmt.Sprintf("%q %d %x", read.Subject, read.Date.Unix(), sum))
+	return digest, name, content
 }
 
 // Seal prepares a message for b. Its blob is durable then: store it, or discard it.
@@ -335,9 +340,9 @@ func (m *PostOffice) noteSent(ctx context.Context, tx *store.Tx, b directory.Inb
 	if !b.Connected {
 		return nil
 	}
-	digest, name := m.Digests(b.ID, raw)
-	_, err := tx.ExecContext(ctx, `insert into connected_message (inbox_id, remote_id, message_id, digest, name, seen, dirty, gone, round)
-		values ($1, $2, $3, $4, $5, 'sent read', 0, 0, 0) on conflict do nothing`, b.ID, SentPrefix+id, id, digest, name)
+	digest, name, content := m.Digests(b.ID, raw)
+	_, err := tx.ExecContext(ctx, `insert into connected_message (inbox_id, remote_id, message_id, digest, name, content, seen, dirty, gone, round)
+		values ($1, $2, $3, $4, $5, $6, 'sent read', 0, 0, 0) on conflict do nothing`, b.ID, SentPrefix+id, id, digest, name, content)
 	if err != nil {
 		return fmt.Errorf("note sent message: %w", err)
 	}

@@ -1,0 +1,163 @@
+package console
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/connector"
+	"postern/internal/directory"
+	"postern/internal/gmail"
+	"postern/internal/mail"
+	"postern/internal/store"
+)
+
+// GmailCallback is the path to which Google sends a browser back.
+const GmailCallback = "/console/mailboxes/gmail/callback"
+
+// A gmailPage is one of the steps by which a mailbox at Gmail is connected.
+type gmailPage struct {
+	Notice   string
+	Redirect string // to register at Google
+
+	// The first step: as typed before. The secret is not shown again.
+	ClientID, Connection, Hint string
+
+	URL string // the second: where the person goes, at Google
+
+	// The third: what Google sent along.
+	Back               bool
+	State, Code, Error string
+}
+
+// gmailHandlers connects mailboxes at Gmail.
+type gmailHandlers struct{ *Server }
+
+func (s gmailHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/mailboxes/gmail", manages, s.form},
+		{"POST", "/console/mailboxes/gmail", manages, s.begin},
+		{"GET", GmailCallback, open, s.back},
+		{"POST", GmailCallback, manages, s.finish},
+	}
+}
+
+func (s gmailHandlers) signIns() (*gmail.SignIns, error) {
+	if s.conf.Gmail == nil {
+		return nil, fmt.Errorf("this server connects no mailboxes at Gmail: %w", store.ErrNotFound)
+	}
+	return s.conf.Gmail, nil
+}
+
+// redirect is the address of the callback as the browser knows this server. Its host is
+// one that the operator has set: others are refused before anything is served.
+func (s gmailHandlers) redirect(r *http.Request) string {
+	scheme := "http://"
+	if s.site(r).Secure {
+		scheme = "https://"
+	}
+	return scheme + r.Host + GmailCallback
+}
+
+func (s gmailHandlers) show(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, p gmailPage) error {
+	p.Redirect = s.redirect(r)
+	return s.render(w, status, page{Name: "gmail", Title: "Connect a mailbox at Gmail", Who: who, Here: "inboxes", Body: p})
+}
+
+func (s gmailHandlers) form(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	if _, err := s.signIns(); err != nil {
+		return err
+	}
+	return s.show(w, r, who, http.StatusOK, gmailPage{Connection: r.URL.Query().Get("connection")})
+}
+
+func (s gmailHandlers) begin(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	in, err := s.signIns()
+	if err != nil {
+		return err
+	}
+	p := gmailPage{ClientID: strings.TrimSpace(r.PostForm.Get("client")), Connection: strings.TrimSpace(r.PostForm.Get("connection")), Hint: strings.TrimSpace(r.PostForm.Get("hint"))}
+	started, err := in.Begin(r.Context(), who, gmail.Request{
+		App: gmail.App{ID: p.ClientID, Secret: auth.Secret(strings.TrimSpace(r.PostForm.Get("secret")))}, Redirect: s.redirect(r), Console: true, Hint: p.Hint,
+	})
+	if errors.Is(err, directory.ErrInvalid) {
+		p.Notice = "Nothing was begun: " + because(err) + "."
+		return s.show(w, r, who, http.StatusBadRequest, p)
+	}
+	if err != nil {
+		return err
+	}
+	// In this browser alone. The attack: a page sends another person's browser to the
+	// callback with a code of the attacker's account.
+	s.setSignIn(w, started.Token.Reveal()+"."+p.Connection, int(time.Until(started.Expire).Seconds()))
+	// A link, since a form must not lead to another site.
+	return s.show(w, r, who, http.StatusOK, gmailPage{URL: started.URL})
+}
+
+func because(err error) string {
+	_, after, _ := strings.Cut(err.Error(), directory.ErrInvalid.Error()+": ")
+	return mail.Printable(after, 600)
+}
+
+// signInCookie is the name of the cookie with a sign-in that waits; see
+// [Server.cookie].
+func (s gmailHandlers) signInCookie() string {
+	if s.conf.Secure {
+		return "__Host-postern_gmail"
+	}
+	return "postern_gmail"
+}
+
+func (s gmailHandlers) setSignIn(w http.ResponseWriter, value string, seconds int) {
+	path := "/console/mailboxes/"
+	if s.conf.Secure {
+		path = "/"
+	}
+	http.SetCookie(w, &http.Cookie{ //nolint:gosec // as that of the session
+		Name: s.signInCookie(), Value: value, Path: path, HttpOnly: true, Secure: s.conf.Secure, SameSite: http.SameSiteStrictMode, MaxAge: seconds,
+	})
+}
+
+// back shows what Google sent along, in a form. A browser that comes from Google sends
+// no cookie of ours, and a GET changes nothing; the click on the button does.
+func (s gmailHandlers) back(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
+	q := r.URL.Query()
+	p := gmailPage{Back: true, State: q.Get("state"), Code: q.Get("code"), Error: q.Get("error")}
+	if len(p.State) > 200 || len(p.Code) > 4096 || len(p.Error) > 200 {
+		return fmt.Errorf("%w: this is no answer of Google's", errForm)
+	}
+	return s.show(w, r, auth.Principal{}, http.StatusOK, p)
+}
+
+func (s gmailHandlers) finish(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	in, err := s.signIns()
+	if err != nil {
+		return err
+	}
+	c, err := r.Cookie(s.signInCookie())
+	if err != nil {
+		return s.show(w, r, who, http.StatusBadRequest, gmailPage{Notice: "Nothing was connected: this browser has begun no sign-in, or it has expired. Begin again."})
+	}
+	token, connection, _ := strings.Cut(c.Value, ".")
+	s.setSignIn(w, "", -1)
+	a := gmail.Answer{Token: auth.Secret(token), State: r.PostForm.Get("state"), Code: r.PostForm.Get("code"), Error: r.PostForm.Get("error")}
+	con, key, err := in.Finish(r.Context(), who, a, connection, connector.NewConnection{})
+	if errors.Is(err, directory.ErrInvalid) || errors.Is(err, directory.ErrTaken) {
+		why := because(err)
+		if errors.Is(err, directory.ErrTaken) {
+			why = "the mailbox is connected already"
+		}
+		return s.show(w, r, who, http.StatusBadRequest, gmailPage{Notice: "Nothing was connected: " + why + "."})
+	}
+	if err != nil {
+		return err
+	}
+	if key == "" {
+		http.Redirect(w, r, "/console/inboxes/"+con.Inbox, http.StatusSeeOther)
+		return nil
+	}
+	return inboxHandlers{s.Server}.showKey(w, who, keyPage{Inbox: directory.Inbox{ID: con.Inbox, Address: con.Address, Project: con.Project}, Key: key.Reveal(), Made: true})
+}
