@@ -122,6 +122,7 @@ func (x arranger) Execute(ctx context.Context, a oversight.Action) oversight.Out
 		if err := x.m.noteChange(ctx, tx, r.Inbox, r.Message); err != nil {
 			return err
 		}
+		tx.AfterCommit(func() { x.m.watch.Wake(r.Inbox) })
 		return x.m.gate.Begin(ctx, tx, a)
 	})
 	switch {

@@ -248,7 +248,7 @@ func (ds *Drafts) saveDraft(ctx context.Context, who auth.Principal, id string, 
 			return ErrDraft
 		}
 		d.Created = store.FromTime(created)
-		_, err = tx.ExecContext(ctx, `update draft set version = $1, updated_at = $2, sending_at = 0, size = $3, summary = $4, blob_id = $5 where id = $6`,
+		_, err = tx.ExecContext(ctx, `update draft set version = $1, updated_at = $2, sending_at = 0, size = $3, summary = $4, blob_id = $5, uid = 0 where id = $6`,
 			d.Version, store.Time(now), d.Size, summary, blob, id)
 		return err
 	})
@@ -366,6 +366,9 @@ func (ds *Drafts) Delete(ctx context.Context, who auth.Principal, inbox, id stri
 func (ds *Drafts) deleteDraft(ctx context.Context, inbox, id string, version int64, p Proposed) error {
 	var blob string
 	err := ds.db.Update(ctx, func(tx *store.Tx) error {
+		if _, err := lockMessages(ctx, tx, inbox); err != nil {
+			return err
+		}
 		var is int64
 		if err := tx.One(ctx, `select version, blob_id from draft where id = $1 and inbox_id = $2`, []any{id, inbox}, &is, &blob); err != nil {
 			return err
@@ -480,4 +483,26 @@ func (ds *Drafts) notSent(ctx context.Context, id string, version int64) error {
 		_, err := tx.ExecContext(ctx, `update draft set sending_at = 0 where id = $1 and version = $2`, id, version)
 		return err
 	})
+}
+
+// Raw returns one draft of the inbox that k opens as a message that mail programs
+// read: the same bytes each time, while the draft has the same version.
+func (ds *Drafts) Raw(ctx context.Context, who auth.Principal, k *seal.Key, id string) (Draft, []byte, error) {
+	d, o, err := ds.Get(ctx, who, k, id)
+	if err != nil {
+		return Draft{}, nil, err
+	}
+	err = ds.db.View(ctx, func(tx *store.Tx) error {
+		b, err := directory.Lookup(ctx, tx, k.Inbox())
+		o.From = b.Address
+		return err
+	})
+	if err != nil {
+		return Draft{}, nil, fmt.Errorf("draft %s: %w", id, err)
+	}
+	raw, err := o.Unsent(d.Updated, fmt.Sprintf("%s.%d@%s", d.ID, d.Version, mail.Domain(o.From)))
+	if err != nil {
+		return Draft{}, nil, fmt.Errorf("draft %s: %w", id, err)
+	}
+	return d, raw, nil
 }

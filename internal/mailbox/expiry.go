@@ -239,6 +239,7 @@ var holdings = []struct{ table, blob string }{
 	{"thread_ref", ""},
 	{"thread", ""},
 	{"inbox_use", ""},
+	{"folder", ""},
 	{"send_once", ""},
 	{"send_content", ""},
 	{"sent_message", ""},

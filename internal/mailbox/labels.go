@@ -140,6 +140,7 @@ func (m *PostOffice) Label(ctx context.Context, who auth.Principal, k *seal.Key,
 			}
 			out = append(out, Labelled{ID: id, Labels: msg.labels})
 		}
+		tx.AfterCommit(func() { m.watch.Wake(k.Inbox()) }) // no event: only mail programs show labels as they change
 		return m.noteChange(ctx, tx, k.Inbox(), ids...)
 	})
 	if err != nil {
@@ -212,8 +213,16 @@ func relabel(ctx context.Context, tx *store.Tx, inbox string, msg *labelled, add
 		trashed = store.Time(time.Now())
 	}
 	// What is in the trash already does not begin its 30 days anew.
-	_, err := tx.ExecContext(ctx, `update message set labels = $1, trashed_at = case when cast($2 as bigint) > 0 and trashed_at > 0 then trashed_at else cast($2 as bigint) end where id = $3`,
-		joinLabels(msg.labels), trashed, msg.id)
+	// In another folder it has another number.
+	moved := int64(0)
+	for _, l := range []string{LabelArchived, LabelTrash} {
+		if slices.Contains(before, l) != slices.Contains(msg.labels, l) {
+			moved = 1
+		}
+	}
+	_, err := tx.ExecContext(ctx, `update message set labels = $1, trashed_at = case when cast($2 as bigint) > 0 and trashed_at > 0 then trashed_at else cast($2 as bigint) end,
+		uid = case when cast($4 as bigint) = 1 then 0 else uid end where id = $3`,
+		joinLabels(msg.labels), trashed, msg.id, moved)
 	if err != nil {
 		return fmt.Errorf("update labels: %w", err)
 	}

@@ -83,11 +83,11 @@ func (m *PostOffice) put(ctx context.Context, tx *store.Tx, b directory.Inbox, d
 }
 
 // lockMessages makes tx the only one that changes the messages of an inbox, and returns
-// how many bytes arrived in it. Who locks several does it in the order of their
+// how many bytes arrived in it. It counts the change for [PostOffice.Changes]. Who locks several does it in the order of their
 // ids, and before the audit's chain is touched: so nobody waits in a circle.
 func lockMessages(ctx context.Context, tx *store.Tx, inbox string) (used int64, err error) {
-	err = tx.One(ctx, `insert into inbox_use (inbox_id, bytes) values ($1, 0)
-		on conflict (inbox_id) do update set bytes = inbox_use.bytes returning bytes`, []any{inbox}, &used)
+	err = tx.One(ctx, `insert into inbox_use (inbox_id, bytes, changes) values ($1, 0, 1)
+		on conflict (inbox_id) do update set changes = inbox_use.changes + 1 returning bytes`, []any{inbox}, &used)
 	if err != nil {
 		return 0, fmt.Errorf("lock inbox %s: %w", inbox, err)
 	}
