@@ -38,6 +38,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/mail"
+	"postern/internal/tarpit"
 )
 
 // Errors of [Config.Accepts]. Any other error is a temporary failure.
@@ -124,8 +125,8 @@ type Server struct {
 	brought, proposed *semaphore.Weighted
 
 	pausing  atomic.Int64 // conversations that are being slowed down
-	guesses  *tarpit      // for credentials
-	names    *tarpit      // for recipients
+	guesses  *tarpit.Pit  // for credentials
+	names    *tarpit.Pit  // for recipients
 	tarLocal bool         // slow down clients on this machine as well; for tests
 	stopping chan struct{}
 
@@ -172,7 +173,7 @@ func New(log *slog.Logger, cfg Config) (*Server, error) {
 		cfg.MaxPerHost = 50
 	}
 	return &Server{
-		log: log, cfg: cfg, brought: semaphore.NewWeighted(maxHandled), proposed: semaphore.NewWeighted(maxHandled), guesses: newTarpit(time.Minute), names: newTarpit(20 * time.Second), stopping: make(chan struct{}),
+		log: log, cfg: cfg, brought: semaphore.NewWeighted(maxHandled), proposed: semaphore.NewWeighted(maxHandled), guesses: tarpit.New(time.Minute), names: tarpit.New(20 * time.Second), stopping: make(chan struct{}),
 		links: map[*link]bool{}, servers: map[*smtp.Server]bool{},
 	}, nil
 }

@@ -153,7 +153,7 @@ func (ses *session) Rcpt(to string, _ *smtp.RcptOptions) error {
 	}
 	// Clients on this machine are not slowed down: its own queue would wait.
 	if k := ses.link; k.door != nil && !k.door.submission && (ses.s.tarLocal || !isLoopback(k.RemoteAddr())) {
-		if !ses.s.pause(k, ses.s.names.nameGuess(host(k.RemoteAddr()))) {
+		if !ses.s.pause(k, ses.s.names.NameGuess(host(k.RemoteAddr()))) {
 			return reply(421, smtp.EnhancedCode{4, 7, 0}, "too many refused recipients")
 		}
 	}

@@ -125,7 +125,7 @@ const maxBadAuth = 3
 func (ses submitSession) login(user, password string) error {
 	s, from := ses.s, ses.peer()
 	h := host(ses.link.RemoteAddr())
-	wait, leave, ok := s.guesses.enter(h, user)
+	wait, leave, ok := s.guesses.Enter(h, user)
 	if !ok {
 		ses.link.doom()
 		return reply(421, smtp.EnhancedCode{4, 7, 0}, "too many wrong passwords from your address, try again later")
@@ -139,7 +139,7 @@ func (ses submitSession) login(user, password string) error {
 	a, err := s.cfg.Authenticate(ctx, user, password, from)
 	switch {
 	case errors.Is(err, ErrCredentials):
-		s.guesses.strike(hostKey(h), accountKey(user))
+		s.guesses.Guess(h, user)
 		ses.mu.Lock()
 		defer ses.mu.Unlock()
 		if ses.badAuth++; ses.badAuth >= maxBadAuth {
@@ -150,7 +150,7 @@ func (ses submitSession) login(user, password string) error {
 		s.log.Error("authenticate submission", "err", err, "remote", from.Remote.String())
 		return reply(454, smtp.EnhancedCode{4, 7, 0}, "temporary failure, try again later")
 	}
-	s.guesses.welcome(h, user)
+	s.guesses.Welcome(h, user)
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
 	ses.account = &a

@@ -1,16 +1,17 @@
-package smtpserver
+// Package tarpit slows down clients that guess credentials or addresses of inboxes.
+// It decides how long a client waits; the caller waits.
+package tarpit
 
 import (
-	"context"
 	"strings"
 	"sync"
 	"time"
 )
 
-// A tarpit slows down clients that guess credentials or addresses of inboxes. It
-// never locks an account: a client with the right key gets in from anywhere, at
-// worst some seconds later. Its memory is bounded. It is safe for concurrent use.
-type tarpit struct {
+// A Pit remembers who has guessed. It never locks an account: a client with the
+// right key gets in from anywhere, at worst some seconds later. Its memory is
+// bounded. It is safe for concurrent use.
+type Pit struct {
 	forgive time.Duration // time in which the count of strikes falls by one
 	now     func() time.Time
 
@@ -26,16 +27,17 @@ type strikes struct {
 }
 
 const (
-	maxTarpit  = 10_000 // hosts and accounts that are remembered
-	maxWaiting = 3      // attempts of one host that are delayed at the same time; more are refused
+	maxRemembered = 10_000 // hosts and accounts that are remembered
+	maxWaiting    = 3      // attempts of one host that are delayed at the same time; more are refused
 )
 
-func newTarpit(forgive time.Duration) *tarpit {
-	return &tarpit{forgive: forgive, now: time.Now, strikes: map[string]*strikes{}, good: map[string]bool{}}
+// New returns a pit in which the count of guesses falls by one in each forgive.
+func New(forgive time.Duration) *Pit {
+	return &Pit{forgive: forgive, now: time.Now, strikes: map[string]*strikes{}, good: map[string]bool{}}
 }
 
 // countLocked returns the strikes of k, less those that time has forgiven.
-func (t *tarpit) countLocked(k string) float64 {
+func (t *Pit) countLocked(k string) float64 {
 	s := t.strikes[k]
 	if s == nil {
 		return 0
@@ -44,7 +46,7 @@ func (t *tarpit) countLocked(k string) float64 {
 }
 
 // strike adds one to each of keys.
-func (t *tarpit) strike(keys ...string) {
+func (t *Pit) strike(keys ...string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, k := range keys {
@@ -59,10 +61,13 @@ func (t *tarpit) strike(keys ...string) {
 	}
 }
 
+// Guess counts a wrong credential of host for account.
+func (t *Pit) Guess(host, account string) { t.strike(hostKey(host), accountKey(account)) }
+
 // makeRoomLocked removes entries without strikes, and then any. It removes a tenth
 // at a time, since going through all of them for each new entry would be slow.
-func (t *tarpit) makeRoomLocked() {
-	if len(t.strikes) < maxTarpit {
+func (t *Pit) makeRoomLocked() {
+	if len(t.strikes) < maxRemembered {
 		return
 	}
 	for k, s := range t.strikes {
@@ -71,7 +76,7 @@ func (t *tarpit) makeRoomLocked() {
 		}
 	}
 	for k, s := range t.strikes {
-		if len(t.strikes) < maxTarpit*9/10 {
+		if len(t.strikes) < maxRemembered*9/10 {
 			return
 		}
 		if s.waiting == 0 {
@@ -112,11 +117,11 @@ func accountKey(account string) string {
 	return "account\x00" + account[:min(len(account), 300)]
 }
 
-// enter returns how long an attempt of host at account has to wait before it is
+// Enter returns how long an attempt of host at account has to wait before it is
 // checked. The wait comes before the check, so that dropping the connection gains
 // nothing. If ok is false the attempt is refused; otherwise leave must be called at
 // its end.
-func (t *tarpit) enter(host, account string) (wait time.Duration, leave func(), ok bool) {
+func (t *Pit) Enter(host, account string) (wait time.Duration, leave func(), ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	k := hostKey(host)
@@ -143,13 +148,13 @@ func (t *tarpit) enter(host, account string) (wait time.Duration, leave func(), 
 	}, true
 }
 
-// welcome remembers that host has authenticated as account.
-func (t *tarpit) welcome(host, account string) {
+// Welcome remembers that host has authenticated as account.
+func (t *Pit) Welcome(host, account string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.good) >= maxTarpit {
+	if len(t.good) >= maxRemembered {
 		for k := range t.good {
-			if len(t.good) < maxTarpit*9/10 {
+			if len(t.good) < maxRemembered*9/10 {
 				break
 			}
 			delete(t.good, k)
@@ -158,41 +163,11 @@ func (t *tarpit) welcome(host, account string) {
 	t.good[accountKey(account)+"\x00"+host] = true
 }
 
-// nameGuess counts a recipient that does not exist and returns the delay of the
+// NameGuess counts a recipient that does not exist and returns the delay of the
 // reply.
-func (t *tarpit) nameGuess(host string) time.Duration {
+func (t *Pit) NameGuess(host string) time.Duration {
 	t.strike(hostKey(host))
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return delay(t.countLocked(hostKey(host)), freeNames+1, slowestName)
-}
-
-// pause delays a conversation. If a quarter of all conversations are being delayed
-// it ends this one instead, so that they cannot use up the connections. It returns
-// false if the conversation ends.
-func (s *Server) pause(k *link, d time.Duration) bool {
-	if d <= 0 {
-		return true
-	}
-	if s.pausing.Add(1) > int64(max(1, s.cfg.MaxConnections/4)) {
-		s.pausing.Add(-1)
-		k.doom()
-		return false
-	}
-	defer s.pausing.Add(-1)
-	return s.wait(k, d)
-}
-
-// wait waits for d, or until the server stops.
-func (s *Server) wait(k *link, d time.Duration) bool {
-	ctx, cancel := context.WithTimeout(k.ctx, d)
-	defer cancel()
-	select {
-	case <-ctx.Done():
-		return k.ctx.Err() == nil
-	case <-k.closed:
-	case <-s.stopping:
-		k.doom()
-	}
-	return false
 }
