@@ -76,6 +76,7 @@ deps-demo:
 
 deps-test: deps-demo
 	@test/install postgresql postfix nginx-light dovecot-imapd dovecot-lmtpd swaks libnet-ssleay-perl python3-django ruby-actionmailer libphp-phpmailer php-cli chromium protobuf-compiler libprotobuf-dev python3 iproute2 curl jq openssh-client rsync fonts-dejavu-core busybox-static xfsprogs gcc libc6-dev
+	@test/install isync mutt
 	@test/install-npm test/browser
 	@go tool -modfile=tools/pebble/go.mod -n pebble >/dev/null
 	@test/install-npm test/conformance

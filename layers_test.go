@@ -20,8 +20,8 @@ import (
 // sideways or back up. To add a package, find its layer here first.
 var layers = [][]string{
 	{"extract"}, // text out of any bytes
-	{"policy", "erofs", "mail", "mailquery", "scan", "leak", "statement", "guest", "mcpgateway", "sandbox/launch", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing", "tracing", "dockerfile", "attest"}, // pure rules, formats, and the database
-	{"contract", "rootfs", "erofs/erofstest", "inject", "mailservice", "publicnet", "registry/registrytest", "gmail/gmailtest"},                                                                                                    // what is done to outgoing requests; pure
+	{"policy", "erofs", "mail", "mailquery", "scan", "leak", "statement", "guest", "mcpgateway", "sandbox/launch", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing", "tracing", "dockerfile", "attest", "tarpit"}, // pure rules, formats, and the database
+	{"contract", "rootfs", "erofs/erofstest", "inject", "mailservice", "publicnet", "registry/registrytest", "gmail/gmailtest"},                                                                                                              // what is done to outgoing requests; pure
 	{"registry", "auth", "message", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
 	{"signing", "people", "oversight/oversighttest"},
@@ -35,6 +35,7 @@ var layers = [][]string{
 	{"inspect"},            // the requests inside connections
 	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"imapmail", "build"}, // mailboxes over IMAP; templates of projects
+	{"imapserver"},        // an inbox in mail programs
 	{"run"},               // runs by contract
 	{"e2bapi", "mailapi", "multimail", "mcpserver", "bridge", "console", "notary", "verification"}, // the doors
 	{"emailsandbox"}, // another door to mcpserver's tools

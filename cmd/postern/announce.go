@@ -42,6 +42,12 @@ func announce(out io.Writer, c Config, lis *listeners, f firstStart) error {
 	if lis.submissions != nil {
 		fmt.Fprintf(out, "  the same, in TLS %s\n", lis.submissions.Addr())
 	}
+	if lis.imap != nil {
+		fmt.Fprintf(out, "  IMAP             %s with STARTTLS: user and password as for submission\n", lis.imap.Addr())
+	}
+	if lis.imaps != nil {
+		fmt.Fprintf(out, "  the same, in TLS %s\n", lis.imaps.Addr())
+	}
 	fmt.Fprintf(out, "  mail leaves      %s\n", c.wayOut())
 	if !c.runsSandboxes() {
 		fmt.Fprintf(out, "  sandboxes        off: another server of this database may run them\n")

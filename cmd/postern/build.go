@@ -113,6 +113,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if d.doms, err = d.domains(); err != nil {
 		return err
 	}
+	if d.imap, err = d.imapServer(); err != nil {
+		return err
+	}
 	if d.smtp, err = d.smtpServer(); err != nil {
 		return err
 	}

@@ -40,6 +40,9 @@ type Config struct {
 	// that is where it is by default, and none otherwise.
 	Submission, Submissions string
 
+	// Addresses on which mail programs read inboxes; as for Submission.
+	IMAP, IMAPS string
+
 	MailDomain      string  // domain of the inboxes
 	QuarantineScore float64 // the scan's score from which mail waits for a person; 0 means that none waits for its score
 	PublicURL       string  // where readers of bulk mail reach this server; empty means that bulk mail names its inbox
@@ -152,6 +155,8 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.SMTP, "smtp", defaultSMTP, "`address` on which mail arrives")
 	fs.StringVar(&c.Submission, "submission", "auto", "`address` on which programs submit mail with the key of an inbox, after STARTTLS, such as :587; empty means none (auto: 127.0.0.1:2587, or none where --smtp is set)")
 	fs.StringVar(&c.Submissions, "submissions", "auto", "`address` on which they do so over TLS from the beginning, such as :465; empty means none (auto: 127.0.0.1:2465, or none where --smtp is set)")
+	fs.StringVar(&c.IMAP, "imap", "auto", "`address` on which mail programs read an inbox with its key, over IMAP after STARTTLS, such as :143; empty means none (auto: 127.0.0.1:2143, or none where --smtp is set)")
+	fs.StringVar(&c.IMAPS, "imaps", "auto", "`address` on which they do so over TLS from the beginning, such as :993; empty means none (auto: 127.0.0.1:2993, or none where --smtp is set)")
 	fs.StringVar(&c.MailDomain, "mail-domain", "agents.internal", "`domain` of the inboxes")
 	fs.StringVar(&c.PublicURL, "public-url", "", "https `URL` under which everybody reaches this server: the links to unsubscribe in bulk mail lead there (default: none, bulk mail names its inbox)")
 	fs.StringVar(&c.InboxLimits, "inbox-limits", inboxLimits, "`limits` of what an inbox proposes to send: messages a minute, an hour and a day, recipients and bytes a day; or none. A manager may say otherwise for an inbox")
@@ -239,13 +244,13 @@ func (c *Config) location(fs *pflag.FlagSet) {
 
 const defaultSMTP = "127.0.0.1:2525"
 
-// beside decides what "auto" means for the addresses of submission. Whoever
-// says where mail arrives says where it is submitted, too.
+// beside decides what "auto" means for the addresses of submission and IMAP. Whoever
+// says where mail arrives says where it is submitted and read, too.
 func (c *Config) beside() {
 	for _, a := range []struct {
 		addr *string
 		std  string
-	}{{&c.Submission, "127.0.0.1:2587"}, {&c.Submissions, "127.0.0.1:2465"}} {
+	}{{&c.Submission, "127.0.0.1:2587"}, {&c.Submissions, "127.0.0.1:2465"}, {&c.IMAP, "127.0.0.1:2143"}, {&c.IMAPS, "127.0.0.1:2993"}} {
 		if *a.addr == "auto" {
 			*a.addr = ""
 			if c.SMTP == defaultSMTP {
@@ -261,7 +266,7 @@ func (c *Config) validate() error {
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
 	}
-	for _, a := range []struct{ flag, addr string }{{"listen", c.Listen}, {"smtp", c.SMTP}, {"submission", c.Submission}, {"submissions", c.Submissions}, {"relay", c.Relay}, {"listen-tls", c.ListenTLS}, {"listen-dns", c.ListenDNS}} {
+	for _, a := range []struct{ flag, addr string }{{"listen", c.Listen}, {"smtp", c.SMTP}, {"submission", c.Submission}, {"submissions", c.Submissions}, {"imap", c.IMAP}, {"imaps", c.IMAPS}, {"relay", c.Relay}, {"listen-tls", c.ListenTLS}, {"listen-dns", c.ListenDNS}} {
 		if _, _, err := net.SplitHostPort(a.addr); err != nil && a.addr != "" {
 			bad(a.flag, "%q is not host:port", a.addr)
 		}

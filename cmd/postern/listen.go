@@ -16,13 +16,14 @@ type listeners struct {
 	web, smtp, local net.Listener
 
 	submission, submissions net.Listener // nil unless wanted
+	imap, imaps             net.Listener // likewise
 
 	tls, dnsConns net.Listener   // nil unless wanted
 	dnsPackets    net.PacketConn // likewise
 }
 
 func (l *listeners) close() {
-	for _, x := range []net.Listener{l.web, l.smtp, l.submission, l.submissions, l.local, l.tls, l.dnsConns} {
+	for _, x := range []net.Listener{l.web, l.smtp, l.submission, l.submissions, l.imap, l.imaps, l.local, l.tls, l.dnsConns} {
 		if x != nil {
 			x.Close()
 		}
@@ -54,6 +55,16 @@ func listen(ctx context.Context, c Config) (_ *listeners, err error) {
 	if c.Submissions != "" {
 		if l.submissions, err = lc.Listen(ctx, "tcp", c.Submissions); err != nil {
 			return nil, fmt.Errorf("--submissions: %w", err)
+		}
+	}
+	if c.IMAP != "" {
+		if l.imap, err = lc.Listen(ctx, "tcp", c.IMAP); err != nil {
+			return nil, fmt.Errorf("--imap: %w", err)
+		}
+	}
+	if c.IMAPS != "" {
+		if l.imaps, err = lc.Listen(ctx, "tcp", c.IMAPS); err != nil {
+			return nil, fmt.Errorf("--imaps: %w", err)
 		}
 	}
 	if c.ListenTLS != "" {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"postern/internal/auth"
+	"postern/internal/imapserver"
 	"postern/internal/mail"
 	"postern/internal/smtpserver"
 )
@@ -41,4 +42,13 @@ func (d *daemon) smtpServer() (*smtpserver.Server, error) {
 		Submit:       inboxes.Submit,
 		TLS:          mailTLS,
 	})
+}
+
+// imapServer returns the server for mail programs that read inboxes.
+func (d *daemon) imapServer() (*imapserver.Server, error) {
+	mailTLS, err := d.mailTLS(cmp.Or(d.conf.MailHost, d.conf.MailDomain))
+	if err != nil {
+		return nil, err
+	}
+	return imapserver.New(d.log, imapserver.Config{DB: d.db, Post: d.post, Gate: d.gate, TLS: mailTLS, Scrub: &d.scrubber})
 }

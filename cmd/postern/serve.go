@@ -84,12 +84,18 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	if lis.submissions != nil {
 		g.Go(func() error { return d.smtp.ServeSubmission(lis.submissions, true) })
 	}
+	if lis.imap != nil {
+		g.Go(func() error { return d.imap.Serve(lis.imap, false) })
+	}
+	if lis.imaps != nil {
+		g.Go(func() error { return d.imap.Serve(lis.imaps, true) })
+	}
 	g.Go(func() error {
 		<-ctx.Done()
 		d.log.InfoContext(ctx, "stopping; what is in flight is finished")
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		return errors.Join(shutdown(ctx, d.web), shutdown(ctx, d.local), d.smtp.Shutdown(ctx), d.traces.Close(ctx))
+		return errors.Join(shutdown(ctx, d.web), shutdown(ctx, d.local), d.smtp.Shutdown(ctx), d.imap.Shutdown(ctx), d.traces.Close(ctx))
 	})
 	err := g.Wait()
 	if errors.Is(err, context.Canceled) || errors.Is(err, http.ErrServerClosed) {

@@ -23,6 +23,7 @@ import (
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
 	"postern/internal/gmail"
+	"postern/internal/imapserver"
 	"postern/internal/inspect"
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
@@ -184,6 +185,7 @@ type daemon struct {
 	oauth     *oauth.Server    // nil if the operator has named another authorization server
 	notify    *notify.Notifier // nil unless people are notified of waiting actions
 	smtp      *smtpserver.Server
+	imap      *imapserver.Server
 
 	zone  *zone.Server                // nil without --listen-dns
 	renew func(context.Context) error // nil without --acme
