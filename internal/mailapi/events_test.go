@@ -21,6 +21,7 @@ import (
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
+	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -375,6 +376,26 @@ func TestSocket(t *testing.T) {
 			t.Errorf("after revoking: %v", err)
 		}
 	})
+}
+
+// TestSocketEndsWithTheToken: a connected app hears of nothing after the end of its
+// token, although its key is still valid.
+func TestSocketEndsWithTheToken(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	_, token := f.connect(t, seal.Read)
+	f.byKey("app", auth.Secret(token))
+	srv := httptest.NewServer(f.srv.Handler())
+	defer srv.Close()
+	s, _, err := f.dial(t, srv.URL+"/v1/inboxes/"+f.a.ID+"/ws", "app")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.want("ready")
+	f.exec(t, `update oauth_token set expires_at = 1`)
+	f.receive(t, f.a, "late")
+	if m := s.want("error"); m["code"] != "unauthorized" {
+		t.Errorf("after the end = %v", m)
+	}
 }
 
 // TestSocketAttacks: who should not be heard is not, and who does not listen

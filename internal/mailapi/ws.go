@@ -297,7 +297,7 @@ func (k *socket) tellSome(ctx context.Context, inbox string) (more bool, err err
 	if err != nil {
 		return false, err
 	}
-	if _, err := auth.CheckKey(ctx, k.db, k.who.key); err != nil {
+	if _, _, err := auth.Identify(ctx, k.db, k.who.shown); err != nil { // of a token, its end too
 		return false, err
 	}
 	if _, _, err := k.post.Keys.Reach(ctx, k.who.Principal, inbox); err != nil {
