@@ -105,7 +105,8 @@ func TestChangesFollowTheMailbox(t *testing.T) {
 		{ID: third, At: connector.State{Place: connector.Inbox, Labels: []string{"category/personal"}}},
 		{ID: second, At: connector.State{Place: connector.Archive, Labels: []string{"category/personal"}}},
 		{ID: spam, At: connector.State{Place: connector.Inbox}},
-		{ID: first, Gone: true}, {ID: short, Gone: true},
+		{ID: first, Gone: true},
+		{ID: short, Gone: true},
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("changes (-want +got):\n%s", d)

@@ -21,7 +21,7 @@ var testTime = time.Date(2026, 11, 23, 10, 0, 0, 0, time.UTC)
 // consent fills in Google's page as a person does, and returns where it sends them.
 func consent(t *testing.T, page, answer string) url.Values {
 	t.Helper()
-	res, err := new(http.Client).Get(page) //nolint:noctx // of the test
+	res, err := new(http.Client).Get(page)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestDeviceSignIn(t *testing.T) {
 		t.Errorf("before the person has answered: got %v, want ErrPending", err)
 	}
 	answer := func(code, answer string) {
-		res, err := new(http.Client).PostForm(d.URL, url.Values{"user_code": {code}, "account": {ann}, "answer": {answer}}) //nolint:noctx // of the test
+		res, err := new(http.Client).PostForm(d.URL, url.Values{"user_code": {code}, "account": {ann}, "answer": {answer}})
 		if err != nil || res.StatusCode != http.StatusOK {
 			t.Fatal(err, res)
 		}
