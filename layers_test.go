@@ -33,7 +33,7 @@ var layers = [][]string{
 	{"connection", "connector", "oauth"},
 	{"request", "command"}, // requests of sandboxes and their commands, as actions
 	{"inspect"},            // the requests inside connections
-	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "smtpserver", "smtpclient", "gmail"}, // the outside world
+	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "imapmail/dovecottest", "smtpserver", "smtpclient", "gmail"}, // the outside world
 	{"imapmail", "build"}, // mailboxes over IMAP; templates of projects
 	{"imapserver"},        // an inbox in mail programs
 	{"run"},               // runs by contract
@@ -64,7 +64,7 @@ var only = map[string][]string{
 }
 
 // kits are for tests: nothing else may import them.
-var kits = []string{"storetest", "oversight/oversighttest", "mailauth/dnstest", "sandbox/sandboxtest", "smtpclient/postfixtest", "registry/registrytest", "erofs/erofstest", "gmail/gmailtest"}
+var kits = []string{"storetest", "oversight/oversighttest", "mailauth/dnstest", "imapmail/dovecottest", "sandbox/sandboxtest", "smtpclient/postfixtest", "registry/registrytest", "erofs/erofstest", "gmail/gmailtest"}
 
 func TestLayers(t *testing.T) {
 	const prefix = "postern/internal/"

@@ -27,6 +27,11 @@ type Config struct {
 	// LMTP is the host:port that takes the mail of its users; empty means
 	// that maildirs of its own do.
 	LMTP string
+	// Submission is the host:port at which it takes the mail of its users over TLS, by
+	// the passwords that a Dovecot knows; empty means that it does not.
+	Submission string
+	SASL       string // host:port of that Dovecot
+	Cert, Key  string // files
 }
 
 // Start runs a private Postfix on the loopback until the test ends. It returns
@@ -138,6 +143,15 @@ anvil unix - - n - 1 anvil
 proxymap unix - - n - - proxymap
 postlog unix-dgram n - n - 1 postlogd
 `, addr)
+	if c.Submission != "" {
+		main += fmt.Sprintf("smtpd_sasl_type = dovecot\nsmtpd_sasl_path = inet:%s\nsmtpd_tls_cert_file = %s\nsmtpd_tls_key_file = %s\n", c.SASL, c.Cert, c.Key)
+		master += c.Submission + ` inet n - n - - smtpd
+  -o smtpd_tls_wrappermode=yes
+  -o smtpd_sasl_auth_enable=yes
+  -o smtpd_relay_restrictions=permit_sasl_authenticated,reject
+  -o smtpd_recipient_restrictions=permit_sasl_authenticated,reject
+`
+	}
 	for name, text := range map[string]string{"main.cf": main, "master.cf": master} {
 		if err := os.WriteFile(filepath.Join(conf, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
