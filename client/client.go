@@ -93,6 +93,7 @@ type Client struct {
 	Domains    *DomainService
 	Secrets    *SecretService
 	Gmail      *GmailService
+	Connected  *ConnectionService
 	Permits    *PermitService
 	Quarantine *QuarantineService
 	People     *PeopleService
@@ -147,8 +148,8 @@ func (c *Client) services() {
 	c.Messages, c.Threads, c.Labels, c.Drafts = &MessageService{c}, &ThreadService{c}, &LabelService{c}, &DraftService{c}
 	c.Events, c.Webhooks = &EventService{c}, &WebhookService{c}
 	c.Actions, c.Switches, c.Policy, c.Audit = &ActionService{c}, &SwitchService{c}, &PolicyService{c}, &AuditService{c}
-	c.Secrets, c.Permits = &SecretService{c}, &PermitService{c}
 	c.Gmail = &GmailService{c}
+	c.Secrets, c.Permits, c.Connected = &SecretService{c}, &PermitService{c}, &ConnectionService{c}
 	c.Sending, c.Suppressed, c.Signing, c.Domains = &SendingService{c}, &SuppressionService{c}, &SigningService{c}, &DomainService{c}
 	c.Quarantine, c.People, c.Session, c.Notify = &QuarantineService{c}, &PeopleService{c}, &SessionService{c}, &NotifyService{c}
 	c.Sandboxes = &SandboxService{c}

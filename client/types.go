@@ -163,6 +163,10 @@ type (
 	WebhookChange    = api.WebhookChange
 	WebhookDelivery  = api.WebhookDelivery
 	WebhookRotation  = api.WebhookRotation
+
+	Connection           = api.Connection
+	ConnectionCredential = api.ConnectionCredential
+	NewConnection        = api.NewConnection
 )
 
 // The values of typed fields; the types say what they mean.
@@ -210,6 +214,11 @@ const (
 	DeliveryUncertain       = api.DeliveryUncertain
 	DeliveryCancelled       = api.DeliveryCancelled
 	DomainPending           = api.DomainPending
+	ConnectionSyncing       = api.ConnectionSyncing
+	ConnectionConnected     = api.ConnectionConnected
+	ConnectionPaused        = api.ConnectionPaused
+	ConnectionSignIn        = api.ConnectionSignIn
+	ConnectionRevoked       = api.ConnectionRevoked
 	SecretPlain             = api.SecretPlain
 	SecretAWS               = api.SecretAWS
 	SecretAlways            = api.SecretAlways

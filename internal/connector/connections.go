@@ -32,7 +32,7 @@ const (
 )
 
 // ErrNotFound means that the project has no such connection.
-var ErrNotFound = errors.New("no such connection")
+var ErrNotFound = fmt.Errorf("connection: %w", store.ErrNotFound)
 
 // A Connection joins an inbox to a mailbox at a provider. It has no credential.
 type Connection struct {

@@ -568,6 +568,20 @@ var operations = []operation{
 		x.body = `{"value":"87654321"}`
 	}},
 	{"DELETE", "/v1/secrets/{id}", ofOurManagers, 204, (*trial).secret},
+	{"GET", "/v1/connections", onlyPeople, 200, nil},
+	{"POST", "/v1/connections", onlyPeople, 201, body(`{"kind":"imap","address":"new-%d@elsewhere.example","credential":"secret"}`)},
+	{"GET", "/v1/connections/{id}", ofOurPeople, 200, (*trial).connection},
+	{"POST", "/v1/connections/{id}/pause", ofOurPeople, 200, (*trial).connection},
+	{"POST", "/v1/connections/{id}/resume", ofOurPeople, 200, func(x *trial) {
+		x.connection()
+		x.f.do(x.t, "person", "POST", "/v1/connections/"+x.id+"/pause", "")
+	}},
+	{"POST", "/v1/connections/{id}/resync", ofOurPeople, 200, (*trial).connection},
+	{"POST", "/v1/connections/{id}/sign-in", ofOurPeople, 200, func(x *trial) {
+		x.connection()
+		x.body = `{"credential":"another"}`
+	}},
+	{"DELETE", "/v1/connections/{id}", ofOurPeople, 200, (*trial).connection},
 	{"GET", "/v1/domains", onlyManagers, 200, nil},
 	{"POST", "/v1/domains", onlyManagers, 201, body(`{"domain":"new-%d.example"}`)},
 	{"GET", "/v1/domains/{id}", ofOurManagers, 200, (*trial).domain},
@@ -701,6 +715,11 @@ func (x *trial) suppressed() {
 func (x *trial) secret() {
 	x.id = x.f.do(x.t, "person", "POST", "/v1/secrets", fmt.Sprintf(`{"name":"one-%d","value":"12345678","hosts":["a.example"]}`, x.n)).field(x.t, "id")
 	x.body = `{"metadata":{"a":"b"}}`
+}
+
+// connection connects a mailbox of our project.
+func (x *trial) connection() {
+	x.id = x.f.do(x.t, "person", "POST", "/v1/connections", fmt.Sprintf(`{"kind":"imap","address":"one-%d@elsewhere.example","credential":"a secret"}`, x.n)).field(x.t, "id")
 }
 
 // permit grants a permit.

@@ -38,6 +38,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/command"
+	"postern/internal/connector"
 	"postern/internal/domain"
 	"postern/internal/gmail"
 	"postern/internal/mailbox"
@@ -90,7 +91,10 @@ type Config struct {
 	Record   *audit.Keeper    // makes checkpoints; nil means that this server makes none
 	Notify   *notify.Notifier // tells people of what waits; nil means that nobody is told
 	Secrets  *secret.Store    // nil means that this server has none
-	Permits  *permit.Register // nil means that this server has none
+	// Connections are those to mailboxes at other providers; nil means that this server
+	// has none.
+	Connections *connector.Connections
+	Permits     *permit.Register // nil means that this server has none
 	// Denials returns the last refusals by the wall of a sandbox, newest first. Nil: none
 	// are known.
 	Denials func(sandbox string) []api.Denial
@@ -221,6 +225,7 @@ func (s *Server) table() []route {
 		domainServer{s.domains}.routes(),
 		secretServer{s.conf.Secrets}.routes(),
 		gmailServer{s.conf.Gmail}.routes(),
+		connectionServer{s.conf.Connections}.routes(),
 		permitServer{s.gate, s.conf.Permits}.routes(),
 		traceServer{s.conf.Traces}.routes(),
 		commandServer{s.conf.Commands}.routes(),

@@ -22,6 +22,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/command"
 	"postern/internal/connection"
+	"postern/internal/connector"
 	"postern/internal/directory"
 	"postern/internal/domain"
 	"postern/internal/gmail/gmailtest"
@@ -117,6 +118,20 @@ type fixture struct {
 	hash                                 string
 }
 
+// elsewhere is a provider that takes every credential. Nothing is synchronised here.
+type elsewhere struct{ connector.Provider }
+
+func (elsewhere) Prepare(_ context.Context, s connector.Settings) (connector.Settings, error) {
+	return s, nil
+}
+
+func (x elsewhere) Open(context.Context, connector.Settings, func(context.Context, string) error) (connector.Provider, error) {
+	return x, nil
+}
+
+func (elsewhere) Revoke(context.Context) error { return nil }
+func (elsewhere) Close() error                 { return nil }
+
 func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 	t.Helper()
 	ctx := t.Context()
@@ -146,6 +161,12 @@ func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
+	connections, err := connector.New(log, db, f.post, secrets, connector.Config{
+		Openers: map[connector.Kind]connector.Opener{"imap": elsewhere{}}, Strip: func(raw []byte) []byte { return raw }, Results: func([]byte, string) (r mail.Results) { return r },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	book := rulebook.New(log, db)
 	f.gate.Handle(policy.KindChange, book)
 	f.permits = permit.New(log, db, f.gate, permit.Config{})
@@ -167,7 +188,7 @@ func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 	}
 	f.gate.Handle(policy.KindRun, f.runs)
 	f.oauth = oauth.New(log, db, f.post, oauth.Config{})
-	srv := New(log, db, f.gate, f.post, Config{Runs: f.runs, Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets, Permits: f.permits, Traces: f.traces, Commands: f.commands, OAuth: f.oauth, Gmail: f.signInsAtGoogle(t, log, secrets)})
+	srv := New(log, db, f.gate, f.post, Config{Runs: f.runs, Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets, Connections: connections, Permits: f.permits, Traces: f.traces, Commands: f.commands, OAuth: f.oauth, Gmail: f.signInsAtGoogle(t, log, secrets)})
 	f.srv = srv
 	// An HTTP server does not wait for its WebSockets. They must end before the database and
 	// the log of this test.
