@@ -2,15 +2,19 @@ package main
 
 import (
 	"cmp"
+	"crypto/x509"
+	"fmt"
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"time"
 
 	"github.com/spf13/pflag"
 
 	"postern/internal/connector"
 	"postern/internal/gmail"
+	"postern/internal/imapmail"
 	"postern/internal/mailauth"
 	"postern/internal/publicnet"
 )
@@ -18,10 +22,15 @@ import (
 // MailboxSettings is how mailboxes at other providers are reached.
 type MailboxSettings struct {
 	GmailURL string // a server that stands for Google's; empty means Google
+
+	MailboxPrivate bool   // other providers may be on this machine and in private networks
+	MailboxRoots   string // file of the certificates by which their servers are known
 }
 
 func (c *MailboxSettings) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.GmailURL, "gmail-url", "", "`URL` of a server that stands for Gmail and Google's sign-in, for tests (default: Google's own)")
+	fs.BoolVar(&c.MailboxPrivate, "mailbox-private", false, "let connected mailboxes be at servers on this machine and in private networks: an owner of any project can then make this server connect there. Metadata services stay out of reach")
+	pathVar(fs, &c.MailboxRoots, "mailbox-roots", "", "`file` of the certificates by which mail servers of connected mailboxes are known (default: the system's)")
 }
 
 func (c *MailboxSettings) validate(bad func(flag, format string, args ...any)) {
@@ -55,12 +64,16 @@ func (d *daemon) buildMailboxes() error {
 	if err != nil {
 		return err
 	}
+	imap, err := d.imapMailboxes(hostname)
+	if err != nil {
+		return err
+	}
 	verifier, err := mailauth.New(mailauth.Config{Resolver: d.resolver, Hostname: hostname})
 	if err != nil {
 		return err
 	}
 	d.mailboxes, err = connector.New(d.log, d.db, d.post, d.secrets, connector.Config{
-		Instance: d.delivery().Instance, Openers: map[connector.Kind]connector.Opener{gmail.Kind: google},
+		Instance: d.delivery().Instance, Openers: map[connector.Kind]connector.Opener{gmail.Kind: google, imapmail.Kind: imap},
 		Strip: verifier.Strip, Results: mailauth.Given,
 	})
 	if err != nil {
@@ -68,6 +81,26 @@ func (d *daemon) buildMailboxes() error {
 	}
 	d.gmailSignIns, err = gmail.NewSignIns(d.db, google, d.mailboxes, d.secrets)
 	return err
+}
+
+// imapMailboxes makes what opens mailboxes over IMAP.
+func (d *daemon) imapMailboxes(hostname string) (*imapmail.Opener, error) {
+	guard, err := publicnet.NewGuard(d.conf.MailboxPrivate)
+	if err != nil {
+		return nil, err
+	}
+	conf := imapmail.Config{Hostname: hostname, Dial: guard.Dial(d.resolver, 30*time.Second)}
+	if d.conf.MailboxRoots != "" {
+		pem, err := os.ReadFile(d.conf.MailboxRoots)
+		if err != nil {
+			return nil, fmt.Errorf("--mailbox-roots: %w", err)
+		}
+		conf.Roots = x509.NewCertPool()
+		if !conf.Roots.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("--mailbox-roots: %s holds no certificate", d.conf.MailboxRoots)
+		}
+	}
+	return imapmail.New(conf)
 }
 
 // gmailPoll is how often Gmail's history is asked for. A stand-in is asked more often.

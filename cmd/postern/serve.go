@@ -52,7 +52,6 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g.Go(func() error { return d.logbook.Run(ctx) })
 	g.Go(func() error { return d.commands.Run(ctx) })
 	g.Go(func() error { return d.hooks.Run(ctx) })
-	g.Go(func() error { return d.mailboxes.Run(ctx) })
 	g.Go(func() error { return d.post.RunExpiry(ctx) })
 	g.Go(func() error { return d.scrubber.Run(ctx) })
 	g.Go(func() error { return d.post.Events().Run(ctx) })
@@ -60,6 +59,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 		g.Go(func() error { return d.oauth.Run(ctx) })
 	}
 	g.Go(func() error { return d.post.RunSweep(ctx) })
+	g.Go(func() error { return d.mailboxes.Run(ctx) })
 	g.Go(func() error { return d.doms.Run(ctx) })
 	if d.notify != nil {
 		g.Go(func() error { return d.notify.Run(ctx) })

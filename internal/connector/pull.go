@@ -83,6 +83,11 @@ func (w *worker) pull(ctx context.Context) error {
 		return w.store(ctx, b, &in, full, seen, largest, nil)
 	})
 	if err != nil {
+		// What was fetched is kept: a provider that hangs up after some messages would else
+		// be asked for the same ones without end.
+		if len(in.list) > 0 && ctx.Err() == nil {
+			err = errors.Join(err, w.store(ctx, b, &in, full, seen, largest, nil))
+		}
 		return err
 	}
 	if len(next) > maxCursor || next == "" {

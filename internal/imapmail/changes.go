@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -289,7 +290,7 @@ func (p *Provider) search(ctx context.Context, c *imap.SearchCriteria, next uint
 // sights returns flags and times of messages; with since only of those that have
 // changed since that modification sequence (RFC 7162).
 func (p *Provider) sights(ctx context.Context, uids []imap.UID, since uint64) (out []sight, err error) {
-	for part := range slices.Chunk(uids, 5000) {
+	for part := range slices.Chunk(uids, 1000) {
 		err := p.do(ctx, "read flags", commandTime, answerBytes, func() error {
 			cmd := p.c.Fetch(setOf(part), &imap.FetchOptions{UID: true, Flags: true, InternalDate: true, ChangedSince: since})
 			defer func() { _ = cmd.Close() }()
@@ -446,6 +447,9 @@ func (p *Provider) Fetch(ctx context.Context, id string) (connector.Message, err
 		return cmd.Close()
 	})
 	switch {
+	case errors.Is(err, errNested):
+		// The connection is gone with it. The next one passes the message over.
+		return connector.Message{}, fmt.Errorf("message %s: %w", id, connector.ErrTooLarge)
 	case err != nil:
 		return connector.Message{}, err
 	case !found:

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/emersion/go-imap/v2"
@@ -34,6 +33,7 @@ type Provider struct {
 	set connector.Settings
 
 	conn   *meter
+	guard  *guard
 	c      *imapclient.Client
 	caps   imap.CapSet
 	news   chan struct{} // the server has announced something
@@ -44,27 +44,13 @@ type Provider struct {
 
 var _ connector.Provider = (*Provider)(nil)
 
-// A meter bounds what is read from a connection.
-type meter struct {
-	net.Conn
-	left atomic.Int64
-}
-
-// Read reads until the bound is reached.
-func (m *meter) Read(p []byte) (int, error) {
-	left := m.left.Load()
-	if left <= 0 {
-		return 0, errors.New("the server sends too much")
-	}
-	n, err := m.Conn.Read(p[:min(int64(len(p)), left)])
-	m.left.Add(int64(-n))
-	return n, err
-}
-
 // do runs one command. If ctx ends or the command takes too long, the connection is
 // closed, and the command fails.
 func (p *Provider) do(ctx context.Context, what string, limit time.Duration, octets int64, f func() error) error {
 	p.conn.left.Store(octets)
+	if p.guard != nil {
+		p.guard.nested.Store(maxNested)
+	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = p.conn.Close() })
@@ -87,6 +73,9 @@ func (p *Provider) fail(what string, err error) error {
 	text := mail.Printable(err.Error(), 300)
 	if c := p.set.Credential; c != "" && strings.Contains(err.Error(), c) {
 		text = "the server's answer is withheld: it repeats the password"
+	}
+	if strings.Contains(err.Error(), errNested.Error()) { // the library does not wrap
+		return fmt.Errorf("%s: %w", what, errNested)
 	}
 	var ie *imap.Error
 	if errors.As(err, &ie) {
@@ -122,7 +111,6 @@ func (p *Provider) connect(ctx context.Context) error {
 		}
 	}
 	options := &imapclient.Options{
-		TLSConfig: p.o.tls(addr),
 		UnilateralDataHandler: &imapclient.UnilateralDataHandler{
 			Expunge: func(uint32) { announce() },
 			Mailbox: func(*imapclient.UnilateralDataMailbox) { announce() },
@@ -133,15 +121,21 @@ func (p *Provider) connect(ctx context.Context) error {
 		},
 	}
 	err = p.do(ctx, "connect to "+addr, commandTime, answerBytes, func() error {
-		if !implicit(addr, "143") {
-			p.c, err = imapclient.NewStartTLS(p.conn, options)
-			return err
+		if implicit(addr, "143") {
+			secure := tls.Client(p.conn, p.o.tls(addr))
+			if err := secure.HandshakeContext(dctx); err != nil {
+				return err
+			}
+			p.guard = &guard{Conn: secure}
+		} else {
+			secure, err := startTLS(dctx, p.conn, p.o.tls(addr))
+			if err != nil {
+				return err
+			}
+			p.guard = &guard{Conn: secure, greeting: []byte("* OK behind TLS\r\n")}
 		}
-		secure := tls.Client(p.conn, options.TLSConfig)
-		if err := secure.HandshakeContext(dctx); err != nil {
-			return err
-		}
-		p.c = imapclient.New(secure, options)
+		p.guard.nested.Store(maxNested)
+		p.c = imapclient.New(p.guard, options)
 		return p.c.WaitGreeting()
 	})
 	if err != nil {
