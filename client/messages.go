@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"io"
 	"iter"
 	"net/http"
@@ -52,17 +53,40 @@ func (s *MessageService) Page(ctx context.Context, inbox string, q MessageQuery)
 }
 
 // Search returns the messages that match a query in Gmail's search language, the
-// newest first. While the server has not looked at all messages, it asks again.
+// newest first. While the server has not looked at all messages, it asks again, and
+// ends with [ErrIncomplete] if the server makes no progress.
 func (s *MessageService) Search(ctx context.Context, inbox, query string) iter.Seq2[Message, error] {
 	return all(ctx, func(ctx context.Context, cursor string) ([]Message, string, error) {
-		for {
+		var last int
+		for stuck := 0; ; {
 			p, err := s.SearchPage(ctx, inbox, query, PageQuery{Cursor: cursor})
-			if err != nil || p.Complete {
+			// A server of a release before this field has looked at all of them.
+			if err != nil || p.Complete || p.Pending == 0 {
 				return p.Messages, p.NextCursor, err
+			}
+			if stuck++; last == 0 || p.Pending < last {
+				stuck = 0
+			}
+			if last = p.Pending; stuck == maxStuck {
+				return nil, "", ErrIncomplete
+			}
+			select {
+			case <-ctx.Done():
+				return nil, "", ctx.Err()
+			case <-time.After(searchPause):
 			}
 		}
 	})
 }
+
+// ErrIncomplete means that a search has not looked at all messages: the server does not
+// get to the others.
+var ErrIncomplete = errors.New("the server has not looked at all messages: try again later")
+
+const (
+	searchPause = 200 * time.Millisecond // between two rounds of a search
+	maxStuck    = 10                     // rounds without progress, each of which the server waits for seconds
+)
 
 // SearchPage returns one page of the messages that match a query. If it is not
 // Complete, the same call finds more a moment later.
