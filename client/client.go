@@ -77,6 +77,7 @@ type Client struct {
 	Grants     *GrantService
 	Apps       *AppService
 	Accounts   *AccountService
+	Connect    *ConnectService
 	Messages   *MessageService
 	Threads    *ThreadService
 	Labels     *LabelService
@@ -145,6 +146,7 @@ func (conf Config) New() (*Client, error) {
 
 func (c *Client) services() {
 	c.Inboxes, c.Keys, c.Grants, c.Accounts, c.Apps = &InboxService{c}, &KeyService{c}, &GrantService{c}, &AccountService{c}, &AppService{c}
+	c.Connect = &ConnectService{c}
 	c.Messages, c.Threads, c.Labels, c.Drafts = &MessageService{c}, &ThreadService{c}, &LabelService{c}, &DraftService{c}
 	c.Events, c.Webhooks = &EventService{c}, &WebhookService{c}
 	c.Actions, c.Switches, c.Policy, c.Audit = &ActionService{c}, &SwitchService{c}, &PolicyService{c}, &AuditService{c}

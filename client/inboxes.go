@@ -219,6 +219,32 @@ func (s *AppService) Revoke(ctx context.Context, id string) error {
 	return s.c.remove(ctx, "v1", "apps", id)
 }
 
+// ConnectService manages connect codes: each makes one inbox, once, for an agent that
+// shows it.
+type ConnectService struct{ c *Client }
+
+// List returns the codes of the project, newest first.
+func (s *ConnectService) List(ctx context.Context) ([]ConnectCode, error) {
+	l, err := get[api.ConnectCodeList](ctx, s.c, nil, "v1", "connect-codes")
+	return l.Codes, err
+}
+
+// Create makes a code. The answer has the code itself, which the server does not keep.
+func (s *ConnectService) Create(ctx context.Context, in NewConnectCode) (ConnectCode, error) {
+	return post[ConnectCode](ctx, s.c, in, "v1", "connect-codes")
+}
+
+// Withdraw ends an unused code.
+func (s *ConnectService) Withdraw(ctx context.Context, id string) error {
+	return s.c.remove(ctx, "v1", "connect-codes", id)
+}
+
+// Redeem uses up a code. It needs no other credential. The answer has the key of the new
+// inbox, which the server does not keep.
+func (s *ConnectService) Redeem(ctx context.Context, code string) (Connected, error) {
+	return post[Connected](ctx, s.c, api.Connect{Code: code}, "v1", "connect")
+}
+
 // AccountService manages accounts: grants that open the inboxes they make. End
 // one with [GrantService.Revoke].
 type AccountService struct{ c *Client }

@@ -48,6 +48,9 @@ type (
 	Change           = api.Change
 	Checkpoint       = api.Checkpoint
 	Comment          = api.Comment
+	ConnectCode      = api.ConnectCode
+	Connected        = api.Connected
+	NewConnectCode   = api.NewConnectCode
 	Contact          = api.Contact
 	Credential       = api.Credential
 	Decision         = api.Decision

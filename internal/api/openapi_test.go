@@ -64,6 +64,7 @@ var operations = map[string]wire{
 	"checkSigningKeys": {nil, api.SigningKeyList{}}, "removeSigningKey": {},
 	"listAudit": {nil, api.AuditList{}}, "getCheckpoint": {nil, api.Checkpoint{}}, "makeCheckpoint": {nil, api.Checkpoint{}}, "getProof": {nil, api.Proof{}},
 	"listReaches": {nil, api.NotifyStatus{}}, "testNotify": {api.NamedPerson{}, api.NotifyTestList{}}, "telegramCode": {api.NamedPerson{}, api.TelegramCode{}}, "telegramUnlink": {},
+	"listConnectCodes": {nil, api.ConnectCodeList{}}, "createConnectCode": {api.NewConnectCode{}, api.ConnectCode{}}, "withdrawConnectCode": {}, "connect": {api.Connect{}, api.Connected{}},
 	"listAccounts": {nil, api.AccountList{}}, "createAccount": {api.NewAccount{}, api.Account{}},
 	"beginSession": {api.SignIn{}, api.Session{}}, "showSession": {nil, api.Session{}}, "endSession": {}, "stepUp": {api.StepUp{}, api.Session{}},
 	"listPeople": {nil, api.PersonList{}}, "listInvitations": {nil, api.InvitationList{}}, "invitePerson": {api.NewInvitation{}, api.Invitation{}}, "withdrawInvitation": {},

@@ -38,6 +38,11 @@ const (
 	BoundarySet    Verb = "boundary.set"
 	BoundaryRemove Verb = "boundary.remove"
 
+	ConnectCreate   Verb = "connect.create"
+	ConnectUse      Verb = "connect.use"
+	ConnectAgain    Verb = "connect.again"
+	ConnectWithdraw Verb = "connect.withdraw"
+
 	ContractPut    Verb = "contract.put"
 	ContractDelete Verb = "contract.delete"
 
@@ -392,8 +397,13 @@ var verbs = map[Verb]verbRow{
 	RunRelease:  {Notice, "file of a run released"},
 	RunProve:    {Info, "statement of a run signed"},
 
-	BoundarySet:    {Notice, "boundary of the project's contracts set"},
-	BoundaryRemove: {Notice, "boundary of the project's contracts removed"},
+	BoundarySet:     {Notice, "boundary of the project's contracts set"},
+	BoundaryRemove:  {Notice, "boundary of the project's contracts removed"},
+	ConnectCreate:   {Notice, "connect code made"},
+	ConnectUse:      {Notice, "an agent connected by a code"},
+	ConnectAgain:    {Warning, "a used connect code was shown again"},
+	ConnectWithdraw: {Info, "connect code withdrawn"},
+
 	ContractPut:    {Info, "contract stored"},
 	ContractDelete: {Info, "contract removed"},
 

@@ -85,6 +85,9 @@ func (p Principal) MayCall(tool string) error {
 	return fmt.Errorf("this key may not call %s, only %s: %w", tool, strings.Join(strings.Fields(p.Tools), ", "), ErrForbidden)
 }
 
+// Connect is the ID of the system's principal that creates inboxes for connect codes.
+const Connect = "connect"
+
 // Signup is the ID of the system's principal that makes accounts for whoever signs up.
 const Signup = "signup"
 

@@ -238,9 +238,10 @@ func (r *Ring) renew(ctx context.Context, k *seal.Key) error {
 }
 
 // AddFirst creates the first key of a new inbox, whose secret is returned only
-// this once. If account is not nil, it is the public key of the account that
-// who is, which becomes a member too.
-func (r *Ring) AddFirst(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, pair seal.Pair, account []byte) (id string, key auth.Secret, err error) {
+// this once. Scope is what it may do: an inbox whose first key lacks [seal.Manage] never
+// gets another. If account is not nil, it is the public key of the account that who is,
+// which becomes a member too.
+func (r *Ring) AddFirst(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, pair seal.Pair, account []byte, scope seal.Scope) (id string, key auth.Secret, err error) {
 	id, key, err = auth.NewCredential(ctx, tx, auth.Credential{Project: b.Project, Kind: auth.Agent, Inbox: b.ID, CreatedBy: who.String()})
 	if err != nil {
 		return "", "", err
@@ -249,7 +250,7 @@ func (r *Ring) AddFirst(ctx context.Context, tx *store.Tx, who auth.Principal, b
 	if err != nil {
 		return "", "", err
 	}
-	if err := enrol(ctx, tx, who, b.ID, id, cred.PublicKey(), seal.Manage, time.Time{}, pair); err != nil {
+	if err := enrol(ctx, tx, who, b.ID, id, cred.PublicKey(), scope, time.Time{}, pair); err != nil {
 		return "", "", err
 	}
 	if account == nil {

@@ -76,6 +76,8 @@ func mayInside(method, path string) error {
 		why = "only a person decides"
 	case strings.Contains(path, "/keys"), strings.Contains(path, "grants"), strings.Contains(path, "recover"), strings.HasSuffix(path, "/export"), strings.HasSuffix(path, "/webhooks"):
 		why = "it needs the inbox's full key, outside of the sandbox"
+	case strings.Contains(path, "/connect"):
+		why = "agents outside connect themselves so"
 	case strings.Contains(path, "/session"), strings.Contains(path, "/people"):
 		why = "people sign in elsewhere"
 	case strings.Contains(path, "/email"), strings.HasSuffix(path, "/ws"):

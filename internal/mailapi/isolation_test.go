@@ -288,6 +288,18 @@ var operations = []operation{
 		x.body = fmt.Sprintf(`{"name":"number %d","scope":"propose","expires_at":%q}`, x.n, time.Now().Add(time.Hour).Format(time.RFC3339))
 	}},
 	{"DELETE", "/v1/inboxes/{inbox}/grants/{id}", steered, 204, (*trial).grant},
+	// A code is an owner's to make: no key hands out inboxes that outlive it.
+	{"GET", "/v1/connect-codes", onlyManagers, 200, nil},
+	{"POST", "/v1/connect-codes", onlyPeople, 201, func(x *trial) {
+		x.body, x.after = `{"mode":"gated_all","scopes":["read","send"]}`, func() { x.f.exec(x.t, `delete from connect_code`) }
+	}},
+	{"DELETE", "/v1/connect-codes/{id}", ofOurPeople, 204, func(x *trial) {
+		c, _, err := x.f.post.NewConnectCode(x.t.Context(), x.manager(x.f.a), mailbox.NewConnectCode{})
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		x.id, x.after = c.ID, func() { x.f.exec(x.t, `delete from connect_code`) }
+	}},
 	{"GET", "/v1/grants", func(p principal, _ target, ok int) int { return when(p.manages() || p.kind == auth.Grant, ok) }, 200, nil},
 	{"DELETE", "/v1/grants/{id}", ofOurManagers, 204, (*trial).grant},
 	{"GET", "/v1/apps", onlyManagers, 200, nil},

@@ -80,6 +80,7 @@ type Server struct {
 	closing   chan struct{} // closed when waiting is to end
 	conf      Config
 	signups   *signupLimiter
+	connects  *signupLimiter // of those with a wrong code
 }
 
 // Config is what a [Server] works with, and what the operator sets.
@@ -113,7 +114,10 @@ type Config struct {
 	Offered func(who auth.Principal) []string
 	OAuth   *oauth.Server  // connects programs; nil means that none connect
 	Gmail   *gmail.SignIns // nil means that this server connects no mailboxes at Gmail
-	Signup  bool           // anybody may make an account, in the oldest project
+	// Prompt returns the sentence by which an agent connects itself with a code. Nil: none
+	// is made.
+	Prompt func(code string) string
+	Signup bool // anybody may make an account, in the oldest project
 	// Proxies are the networks of the reverse proxies whose X-Forwarded-For names the
 	// client. Nil: none is trusted.
 	Proxies []netip.Prefix
@@ -123,7 +127,7 @@ type Config struct {
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, c Config) *Server {
 	return &Server{
 		log: log, db: db, gate: gate, post: post, domains: c.Domains, hooks: c.Webhooks, sending: semaphore.New(maxSending, maxSendingEach), exporting: semaphore.New(maxExporting, 1),
-		crowd: crowd{by: map[string]int{}}, closing: make(chan struct{}), conf: c, signups: newSignupLimiter(),
+		crowd: crowd{by: map[string]int{}}, closing: make(chan struct{}), conf: c, signups: newSignupLimiter("sign-ups"), connects: newSignupLimiter("connect codes that are wrong"),
 	}
 }
 
@@ -248,6 +252,7 @@ func (s *Server) table() []route {
 		notifyServer{s.conf.Notify}.routes(),
 		accountServer{s.post}.routes(),
 		appServer{s.conf.OAuth}.routes(),
+		s.connect().routes(),
 		peopleServer{s.db, s.conf.People}.routes(),
 		s.lobster().routes(),
 		sendServer{a, slots, s.gate, s.post}.routes(),
@@ -265,10 +270,15 @@ func (s *Server) openTable() []route {
 		socketServer{access{s.post}, s.watcher(), s.log, keyAuth{s.db}}.routes(),
 		s.lobster().openRoutes(),
 		peopleServer{s.db, s.conf.People}.openRoutes(),
+		s.connect().openRoutes(),
 	)
 }
 
 func (s *Server) watcher() watcher { return watcher{s.db, s.post, &s.crowd, s.closing} }
+
+func (s *Server) connect() connectServer {
+	return connectServer{s.post, s.connects, &s.conf, s.conf.Prompt}
+}
 
 func (s *Server) lobster() lobsterServer {
 	return lobsterServer{

@@ -236,6 +236,11 @@ func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 	return f
 }
 
+// as adds a client whose principal is known, as at the local socket.
+func (f *fixture) as(name string, who auth.Principal) {
+	f.clients[name] = client{f.srv.HandlerFor(func(*http.Request) (auth.Principal, error) { return who, nil }), nil}
+}
+
 // byKey adds a client that shows a key.
 func (f *fixture) byKey(name string, key auth.Secret) {
 	f.secrets = append(f.secrets, key.Reveal())

@@ -80,6 +80,8 @@ var kinds = map[string]kind{
 	"record_broken":          {409, "The record does not hold", "It does not continue what was signed, or its chain is broken, so no checkpoint is signed. Keep a copy of the database as it is; see docs/reference/audit.md."},
 	"key_in_use":             {409, "Key in use", "Rotate the keys, and remove this one when its successor signs."},
 	"address_collision":      {409, "Address taken", "Choose another address, one of the suggestions, or set next: true to get one like it."},
+	"connect_refused":        {403, "The code makes nothing", "Ask the person who gave you the code for another."},
+	"connect_code_used":      {409, "The code was used", "It works once. If it was not you, tell the person who gave it to you: somebody else has the inbox."},
 	"last_key":               {409, "The last key", "Rotate it, or add another that manages first. Its project or a person may revoke it with even_last=true; nobody can read its mail then."},
 	"run_refused":            {422, "The run is refused", "The detail names the clause of the boundary, or what is missing; id is the refused run. Ask for less, or add what is missing, and propose a new run."},
 	"review_needed":          {409, "Not reviewed yet", "A person must approve the contract first; id is the action that waits for the decision. Repeat the request once it is approved."},
@@ -105,6 +107,7 @@ func classify(err error) (code, detail string) {
 	var tooBig *http.MaxBytesError
 	var field *mail.FieldError
 	var blocked *blockedError
+	var shown *mailbox.UsedError
 	var broken *audit.BrokenError
 	detail = err.Error()
 	for _, sentinel := range []error{errRequest, directory.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid, rulebook.ErrInvalid, secret.ErrInvalid, run.ErrInvalid, contract.ErrInvalid} {
@@ -132,6 +135,10 @@ func classify(err error) (code, detail string) {
 		return "last_owner", detail
 	case errors.Is(err, auth.ErrUnauthenticated):
 		return "unauthorized", "send a valid key in the header Authorization: Bearer, or in X-API-Key"
+	case errors.Is(err, mailbox.ErrConnect):
+		return "connect_refused", detail
+	case errors.As(err, &shown):
+		return "connect_code_used", detail
 	case errors.As(err, &blocked):
 		return "blocked_by_policy", detail
 	case errors.Is(err, directory.ErrDomain):

@@ -41,7 +41,8 @@ const maxSignupBuckets = 20_000
 
 // A signupLimiter limits sign-ups. It is safe for concurrent use.
 type signupLimiter struct {
-	one chan struct{} // held by the sign-up that writes: others wait here and not in the way of all writers
+	what string        // there are too many of: "sign-ups"
+	one  chan struct{} // held by the sign-up that writes: others wait here and not in the way of all writers
 
 	mu    sync.Mutex               // guards what follows
 	by    map[string]*list.Element // elements of order; their values are *signupBucket
@@ -54,8 +55,8 @@ type signupBucket struct {
 	at     time.Time // when tokens was last updated
 }
 
-func newSignupLimiter() *signupLimiter {
-	return &signupLimiter{one: make(chan struct{}, 1), by: map[string]*list.Element{}, order: list.New()}
+func newSignupLimiter(what string) *signupLimiter {
+	return &signupLimiter{what: what, one: make(chan struct{}, 1), by: map[string]*list.Element{}, order: list.New()}
 }
 
 // A waitError means that a caller has to wait before it asks again.
@@ -75,14 +76,35 @@ func (e *waitError) Error() string {
 // take takes a token of every bucket that a client at addr has a part in, or none of
 // them and returns a [waitError].
 func (l *signupLimiter) take(addr netip.Addr, now time.Time) error {
+	keys := signupKeys(addr)
+	keys[""] = signupsAll
+	return l.takeEach(keys, now)
+}
+
+// takeOf is take without the bucket of the server.
+func (l *signupLimiter) takeOf(addr netip.Addr, now time.Time) error {
+	return l.takeEach(signupKeys(addr), now)
+}
+
+// giveBack returns what takeOf took.
+func (l *signupLimiter) giveBack(addr netip.Addr) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for key, r := range signupKeys(addr) {
+		b := l.bucketLocked(key, r, time.Now())
+		b.tokens = min(r.burst, b.tokens+1)
+	}
+}
+
+func (l *signupLimiter) takeEach(keys map[string]signupRate, now time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var buckets []*signupBucket
-	for key, r := range signupKeys(addr) {
+	for key, r := range keys {
 		b := l.bucketLocked(key, r, now)
 		if b.tokens < 1 {
 			wait := time.Duration(math.Ceil((1 - b.tokens) * float64(r.every)))
-			return &waitError{"sign-ups from " + r.name, wait}
+			return &waitError{l.what + " from " + r.name, wait}
 		}
 		buckets = append(buckets, b)
 	}
@@ -92,10 +114,11 @@ func (l *signupLimiter) take(addr netip.Addr, now time.Time) error {
 	return nil
 }
 
-// signupKeys returns the names of the buckets of an address, with their rates. What
+// signupKeys returns the names of the buckets of an address, with their rates, but not
+// that of the server. What
 // is no address of the internet, such as the local socket's, has one bucket.
 func signupKeys(addr netip.Addr) map[string]signupRate {
-	keys := map[string]signupRate{"": signupsAll}
+	keys := map[string]signupRate{}
 	addr = addr.Unmap().WithZone("")
 	add := func(bits int, r signupRate) {
 		p, _ := addr.Prefix(bits)

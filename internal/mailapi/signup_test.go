@@ -54,7 +54,7 @@ func TestSignupIsLimited(t *testing.T) {
 
 	// count signs up 40 times, with the remote address and the field that at returns.
 	count := func(at func(i int) (remote, forwarded string)) (n int) {
-		f.srv.signups.by, f.srv.signups.order = newSignupLimiter().by, newSignupLimiter().order
+		f.srv.signups.by, f.srv.signups.order = newSignupLimiter("").by, newSignupLimiter("").order
 		for i := range 40 {
 			remote, forwarded := at(i)
 			var fields []string
@@ -98,14 +98,14 @@ func TestSignupIsLimited(t *testing.T) {
 // TestSignupBuckets: memory is bounded, what is refused costs others nothing, and
 // time gives back.
 func TestSignupBuckets(t *testing.T) {
-	l, now := newSignupLimiter(), time.Unix(1e9, 0)
+	l, now := newSignupLimiter("sign-ups"), time.Unix(1e9, 0)
 	for i := range 3 * maxSignupBuckets {
 		_ = l.take(netip.AddrFrom4([4]byte{byte(i >> 16), byte(i >> 8), byte(i), 1}), now)
 	}
 	if len(l.by) > maxSignupBuckets || l.order.Len() != len(l.by) {
 		t.Errorf("%d buckets", len(l.by))
 	}
-	l = newSignupLimiter()
+	l = newSignupLimiter("sign-ups")
 	addr, neighbour := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	for range 1000 {
 		_ = l.take(addr, now)

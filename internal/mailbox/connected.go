@@ -64,7 +64,7 @@ func (m *PostOffice) Connect(ctx context.Context, who auth.Principal, n director
 	}
 	b.PublicKey = pair.Public
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
-		if key, err = m.insert(ctx, tx, who, b, pair, nil); err != nil {
+		if key, err = m.insert(ctx, tx, who, b, pair, nil, seal.Manage); err != nil {
 			return err
 		}
 		return also(tx, b)

@@ -37,7 +37,7 @@ func (m *PostOffice) CreateInbox(ctx context.Context, who auth.Principal, n dire
 	var key auth.Secret
 	for {
 		err = m.db.Update(ctx, func(tx *store.Tx) error {
-			key, err = m.insert(ctx, tx, who, b, pair, account)
+			key, err = m.insert(ctx, tx, who, b, pair, account, seal.Manage)
 			return err
 		})
 		if !errors.Is(err, directory.ErrTaken) || len(more) == 0 {
@@ -47,9 +47,9 @@ func (m *PostOffice) CreateInbox(ctx context.Context, who auth.Principal, n dire
 	}
 }
 
-// insert stores an inbox with its first key, and adds account as a member
-// unless it is nil.
-func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, pair seal.Pair, account []byte) (auth.Secret, error) {
+// insert stores an inbox with its first key, which has a scope, and adds account as a
+// member unless it is nil.
+func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, pair seal.Pair, account []byte, scope seal.Scope) (auth.Secret, error) {
 	// The attack: an owner creates an inbox in a mode that policy does not let
 	// one person raise to. Whether a project key may is a setting of the
 	// operator.
@@ -63,7 +63,7 @@ func (m *PostOffice) insert(ctx context.Context, tx *store.Tx, who auth.Principa
 	if err := m.Directory.Insert(ctx, tx, b, account != nil); err != nil {
 		return "", err
 	}
-	id, key, err := m.Keys.AddFirst(ctx, tx, who, b, pair, account)
+	id, key, err := m.Keys.AddFirst(ctx, tx, who, b, pair, account, scope)
 	if err != nil {
 		return "", err
 	}
