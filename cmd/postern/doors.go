@@ -21,6 +21,7 @@ import (
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
 	"postern/internal/emailsandbox"
+	"postern/internal/guide"
 	"postern/internal/mailapi"
 	"postern/internal/mcpserver"
 	"postern/internal/multimail"
@@ -49,6 +50,10 @@ func (d *daemon) handler() http.Handler {
 	mux.Handle(multimail.Path+"/", http.StripPrefix(multimail.Path, d.multimail.Handler()))
 	for _, p := range notary.Paths {
 		mux.Handle(p, d.notary.Handler())
+	}
+	documents := guide.Handler(d.guide)
+	for _, p := range guide.Paths() {
+		mux.Handle(p, documents)
 	}
 	if d.notify != nil {
 		for _, p := range notify.Paths {
@@ -82,11 +87,13 @@ func (d *daemon) inner(who auth.Principal) http.Handler {
 	for _, p := range mailapi.InnerPaths {
 		mux.Handle(p, network)
 	}
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+	help := func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		fmt.Fprintf(w, "This sandbox is %s. Its tools are at http://postern.internal/mcp (Model Context Protocol).\n"+
 			"No key is needed here. Mail that is sent from here, by tool, by request or by SMTP, waits for a person.\n"+mailHelp+networkHelp, who.ID)
-	})
+	}
+	mux.HandleFunc("GET /{$}", help)
+	mux.HandleFunc("GET /llms.txt", help) // where agents look; no code is needed in here
 	return mux
 }
 

@@ -97,6 +97,7 @@ postern inbox create sales@example.com --display-name 'Sales' --expires 30d`,
 			use: "update ADDRESS", short: "change the display name, the end or the size", facts: true, complete: inboxAddresses(c),
 			flags: n.settingFlags, run: onServer(c, n.update),
 		},
+		n.inviteCommand(), n.invitesCommand(), n.uninviteCommand(),
 		{use: "delete ADDRESS", short: "stop an inbox; its mail is erased after a grace period", complete: inboxAddresses(c), run: onServer(c, deleteInbox)},
 		{use: "restore ADDRESS", short: "restore a deleted inbox within the grace period", run: onServer(c, restoreInbox)},
 		{

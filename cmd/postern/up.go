@@ -23,6 +23,7 @@ import (
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
 	"postern/internal/gmail"
+	"postern/internal/guide"
 	"postern/internal/imapserver"
 	"postern/internal/inspect"
 	"postern/internal/mailapi"
@@ -181,6 +182,7 @@ type daemon struct {
 
 	multimail *multimail.Server
 	console   *console.Server
+	guide     guide.Config
 	notary    *notary.Server
 	oauth     *oauth.Server    // nil if the operator has named another authorization server
 	notify    *notify.Notifier // nil unless people are notified of waiting actions

@@ -119,6 +119,15 @@ func Offered(who auth.Principal) (names []string) {
 	return names
 }
 
+// Title returns what people call a tool, or the empty string if there is none of that
+// name.
+func Title(name string) string {
+	if t := find(name); t != nil {
+		return t.Title
+	}
+	return ""
+}
+
 // CheckTools returns an error unless each of names is a set or a tool.
 func CheckTools(names []string) error {
 	_, err := choose(names)
