@@ -178,8 +178,23 @@ func Revoke(ctx context.Context, tx *store.Tx, id string) error {
 // would turn every reader into a writer.
 const usedResolution = 10 * time.Minute
 
-// CheckKey returns the principal of a key, or [ErrUnauthenticated].
+// ErrToolsOnly means that a key names the tools that it may call, and was shown where
+// nothing is called by the name of a tool.
+var ErrToolsOnly = fmt.Errorf("this key calls tools alone, over MCP or email-sandbox's HTTP: use a key without a list of tools (%w)", ErrForbidden)
+
+// CheckKey returns the principal of a key, or [ErrUnauthenticated]. For a key that names
+// its tools, it returns [ErrToolsOnly]: what is not called by the name of a tool would
+// lead around that limit. Doors with tools call [Identify].
 func CheckKey(ctx context.Context, db *store.DB, key Secret) (Principal, error) {
+	p, err := anyKey(ctx, db, key)
+	if err == nil && p.Tools != "" {
+		return Principal{}, ErrToolsOnly
+	}
+	return p, err
+}
+
+// anyKey is CheckKey for keys with and without a list of tools.
+func anyKey(ctx context.Context, db *store.DB, key Secret) (Principal, error) {
 	if !projectKey().MatchString(key.Reveal()) && !inboxKey().MatchString(key.Reveal()) {
 		return Principal{}, ErrUnauthenticated // malformed keys cost no database query
 	}

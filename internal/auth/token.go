@@ -23,11 +23,12 @@ func AccessPlace(connection string) string { return "access " + connection }
 var accessToken = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^pat_[A-Z2-7]{26}$`) })
 
 // Identify returns the principal of what a caller shows, and the key that it stands for:
-// a key stands for itself, an access token for the key of its connection. Doors that
-// only take keys call [CheckKey]. It returns [ErrUnauthenticated] for what is not valid.
+// a key stands for itself, an access token for the key of its connection. The
+// caller asks [Principal.MayCall] before it calls a tool. Doors without tools, and those
+// that only take keys, call [CheckKey]. It returns [ErrUnauthenticated] for what is not valid.
 func Identify(ctx context.Context, db *store.DB, shown Secret) (Principal, Secret, error) {
 	if !strings.HasPrefix(shown.Reveal(), AccessPrefix) {
-		p, err := CheckKey(ctx, db, shown)
+		p, err := anyKey(ctx, db, shown)
 		return p, shown, err
 	}
 	if !accessToken().MatchString(shown.Reveal()) {
@@ -49,6 +50,6 @@ func Identify(ctx context.Context, db *store.DB, shown Secret) (Principal, Secre
 	if err != nil {
 		return Principal{}, "", ErrUnauthenticated
 	}
-	p, err := CheckKey(ctx, db, Secret(key))
+	p, err := anyKey(ctx, db, Secret(key))
 	return p, Secret(key), err
 }

@@ -127,6 +127,9 @@ func (f *fixture) principals(t *testing.T) []principal {
 		}
 		out = append(out, p)
 	}
+	_, limited, err := f.post.Keys.Add(ctx, who, a, keyring.NewKey{Scope: seal.Propose, Tools: []string{"email_inbox"}})
+	fatal(err)
+	out = append(out, principal{name: "key a for a tool", secret: limited})
 	expired, expiredKey := add(seal.Manage)
 	revoked, revokedKey := add(seal.Manage)
 	fatal(f.post.Keys.Revoke(ctx, who, "", revoked, false))

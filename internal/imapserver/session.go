@@ -199,7 +199,7 @@ func (c *session) pause(d time.Duration, leave func()) bool {
 // which open none; a key of one inbox that asks which others exist.
 func (s *Server) open(ctx context.Context, key auth.Secret, inbox string) (*seal.Key, auth.Principal, error) {
 	who, err := auth.CheckKey(ctx, s.cfg.DB, key)
-	if errors.Is(err, auth.ErrUnauthenticated) || err == nil && (inbox == "" || who.Kind != auth.Agent && who.Kind != auth.Grant) {
+	if errors.Is(err, auth.ErrUnauthenticated) || errors.Is(err, auth.ErrToolsOnly) || err == nil && (inbox == "" || who.Kind != auth.Agent && who.Kind != auth.Grant) {
 		return nil, who, errCredentials
 	}
 	if err != nil {

@@ -30,8 +30,8 @@ func (r *Ring) CheckLoan(ctx context.Context, sandbox auth.Principal, credential
 
 func (r *Ring) loan(ctx context.Context, sandbox auth.Principal, credential auth.Secret) (loan, error) {
 	owner, err := auth.CheckKey(ctx, r.db, credential)
-	if errors.Is(err, auth.ErrUnauthenticated) {
-		return loan{}, fmt.Errorf("%w: inbox key: must be the key of an inbox", directory.ErrInvalid)
+	if errors.Is(err, auth.ErrUnauthenticated) || errors.Is(err, auth.ErrToolsOnly) {
+		return loan{}, fmt.Errorf("%w: inbox key: must be the key of an inbox, without a list of tools", directory.ErrInvalid)
 	}
 	if err != nil {
 		return loan{}, err

@@ -38,6 +38,7 @@ type principal struct {
 	foreign bool      // of the other project
 	parts   map[string]seal.Scope
 	account bool
+	tools   bool // it names its tools, so REST is closed to it
 }
 
 // The principals of TestIsolation; [fixture.principals] makes those that setup
@@ -51,6 +52,8 @@ var principals = []principal{
 	{name: "proposing key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Propose}},
 	{name: "drafting key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Draft}},
 	{name: "sending key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Send}},
+	{name: "key a for a tool", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Send}, tools: true},
+	{name: "grant a for a tool", kind: auth.Grant, parts: map[string]seal.Scope{"a": seal.Propose}, tools: true},
 	{name: "app of a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Propose}},
 	{name: "expired key a"},
 	{name: "revoked key a"},
@@ -900,6 +903,10 @@ func (f *fixture) principals(t *testing.T) {
 	add("proposing key a", keyring.NewKey{Scope: seal.Propose})
 	add("drafting key a", keyring.NewKey{Scope: seal.Draft})
 	add("sending key a", keyring.NewKey{Scope: seal.Send})
+	add("key a for a tool", keyring.NewKey{Scope: seal.Send, Tools: []string{"email_send"}})
+	_, limited, err := f.post.Keys.Grant(ctx, who, a, keyring.NewKey{Name: "for a tool", Scope: seal.Propose, Expires: soon, Tools: []string{"email_send"}})
+	fatal(err)
+	f.byKey("grant a for a tool", limited)
 	_, token := f.connect(t, seal.Propose)
 	f.byKey("app of a", auth.Secret(token))
 	expired := add("expired key a", keyring.NewKey{Scope: seal.Manage, Expires: soon})
@@ -1046,6 +1053,9 @@ func (f *fixture) try(t *testing.T, o operation, target target, p principal, n i
 	x.want = http.StatusUnauthorized
 	if p.kind != "" {
 		x.want = o.who(p, target, o.ok)
+	}
+	if p.tools && !slices.Contains(forToolKeys, o.method+" "+o.route) {
+		x.want = http.StatusForbidden
 	}
 	if o.prepare != nil {
 		o.prepare(x)

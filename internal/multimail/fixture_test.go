@@ -170,6 +170,9 @@ func (f *fixture) principals(t *testing.T) {
 	_, recovery, err := f.post.Keys.AddRecovery(ctx, who, a)
 	f.must(t, err)
 	f.shows("recovery key a", recovery)
+	_, limited, err := f.post.Keys.Add(ctx, who, a, keyring.NewKey{Scope: seal.Propose, Tools: []string{"email_send"}})
+	f.must(t, err)
+	f.shows("key a for a tool", limited)
 	grant := func(name string, who auth.Principal, k *seal.Key, scope seal.Scope) string {
 		p, key, err := f.post.Keys.Grant(ctx, who, k, keyring.NewKey{Name: name, Scope: scope, Expires: soon})
 		f.must(t, err)

@@ -35,6 +35,7 @@ var principals = []principal{
 	{name: "sending key a", kind: auth.Agent, parts: map[string]seal.Scope{"a": seal.Send}},
 	{name: "revoked key a"},
 	{name: "recovery key a", kind: auth.Recovery},
+	{name: "key a for a tool", kind: auth.Recovery}, // as a recovery key, it does nothing here
 	{name: "key b", kind: auth.Agent, parts: map[string]seal.Scope{"b": seal.Manage}},
 	{name: "key of a deleted inbox", kind: auth.Agent},
 	{name: "proposing grant a, b", kind: auth.Grant, parts: map[string]seal.Scope{"a": seal.Propose, "b": seal.Propose}},

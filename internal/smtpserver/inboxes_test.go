@@ -11,12 +11,14 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/quota"
+	"postern/internal/seal"
 	"postern/internal/smtpserver"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -183,6 +185,18 @@ func TestSubmissionNeedsTheKeyOfThatInbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	who, err := auth.CheckKey(t.Context(), f.db, f.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := f.post.Keys.Open(t.Context(), who, f.key, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, toolKey, err := f.post.Keys.Add(t.Context(), who, k, keyring.NewKey{Scope: seal.Send, Tools: []string{"email_send"}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, user := range []string{f.inbox.Address, f.inbox.ID, strings.ToUpper(f.inbox.Address)} {
 		a, err := f.Authenticate(t.Context(), user, string(f.key), smtpserver.Peer{})
 		if err != nil || a.Address != f.inbox.Address || a.Who.Inbox != f.inbox.ID {
@@ -199,6 +213,7 @@ func TestSubmissionNeedsTheKeyOfThatInbox(t *testing.T) {
 		"the key of another inbox":       {f.inbox.Address, otherKey},
 		"another inbox with this key":    {other.Address, f.key},
 		"an inbox that does not exist":   {"missing@agents.test", f.key},
+		"a key that calls a tool alone":  {f.inbox.Address, toolKey},
 		"the key of a project, no inbox": {f.inbox.Address, projectKey},
 	} {
 		a, err := f.Authenticate(t.Context(), tt.user, string(tt.key), smtpserver.Peer{})

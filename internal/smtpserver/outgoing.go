@@ -17,7 +17,7 @@ import (
 // user is the address or the ID of an inbox for which that key may propose.
 func (b *Inboxes) Authenticate(ctx context.Context, user, password string, _ Peer) (Account, error) {
 	who, err := auth.CheckKey(ctx, b.cfg.DB, auth.Secret(password))
-	if errors.Is(err, auth.ErrUnauthenticated) {
+	if errors.Is(err, auth.ErrUnauthenticated) || errors.Is(err, auth.ErrToolsOnly) {
 		return Account{}, ErrCredentials
 	}
 	if err != nil {
