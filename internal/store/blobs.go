@@ -37,19 +37,22 @@ func (b *Blobs) path(id string) (string, error) {
 	return filepath.Join(b.dir, id[len(id)-2:], id), nil
 }
 
-// Put stores data as id. When it returns nil the blob is durable. The row that
-// refers to a blob is committed after Put: a crash in between leaves a blob
-// without a row, never a row without its blob.
+// Put stores data as id, which is new. When it returns nil the blob is durable. The
+// row that refers to a blob is committed after Put: a crash in between leaves a blob
+// without a row, perhaps cut short, never a row without its blob. So the file has its
+// name from the start: a rename would need a second commit of the file system's journal.
 func (b *Blobs) Put(id string, data []byte) (err error) {
 	path, err := b.path(id)
 	if err != nil {
 		return err
 	}
 	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("put blob: %w", err)
+	f, err := create(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = b.makeDir(dir); err == nil {
+			f, err = create(path)
+		}
 	}
-	f, err := os.CreateTemp(dir, ".tmp-*")
 	if err != nil {
 		return fmt.Errorf("put blob: %w", err)
 	}
@@ -64,18 +67,30 @@ func (b *Blobs) Put(id string, data []byte) (err error) {
 	if err := f.Sync(); err != nil {
 		return err
 	}
-	if err := os.Rename(f.Name(), path); err != nil {
+	if err := syncDir(dir); err != nil { // the name
 		return err
 	}
+	return f.Close()
+}
+
+func create(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+}
+
+// makeDir creates the directory of blobs whose ids end alike.
+func (b *Blobs) makeDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	return syncDir(b.dir)
+}
+
+func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
-	defer d.Close()
-	if err := d.Sync(); err != nil { // the rename itself
-		return err
-	}
-	return f.Close()
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // Get returns the blob id, or an error that wraps [ErrNotFound].
