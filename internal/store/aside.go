@@ -11,7 +11,11 @@ import (
 // statement; fn sees what they have committed, statement by statement. On SQLite,
 // which has one writer, it is Update. The turn of tx covers no project.
 func (db *DB) Aside(ctx context.Context, fn func(tx *Tx) error) error {
-	return db.run(ctx, db.write, nil, fn)
+	tx := db.begun(Turn{task: "view"})
+	if db.grouped != nil {
+		return db.grouped.run(ctx, tx, fn)
+	}
+	return db.run(ctx, db.write, nil, tx, fn)
 }
 
 // Concurrent reports whether transactions of several writers may run at the same time:

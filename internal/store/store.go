@@ -40,6 +40,7 @@ type DB struct {
 
 	postgres bool
 	writers  *semaphore.Weighted // on PostgreSQL; nil on SQLite
+	grouped  *writer             // on SQLite; nil on PostgreSQL and for reading alone
 
 	seals *sealer // nil before [DB.UseKey]
 }
@@ -225,7 +226,7 @@ func open(source, mode string) (*DB, error) {
 		q.Set("_txlock", "immediate")
 	}
 	u.RawQuery = q.Encode()
-	w, err := sql.Open("sqlite", u.String())
+	w, err := openSQLite(u.String())
 	if err != nil {
 		return nil, fmt.Errorf("open database %s: %w", source, err)
 	}
@@ -236,12 +237,12 @@ func open(source, mode string) (*DB, error) {
 	}
 	q.Del("_txlock")
 	u.RawQuery = q.Encode()
-	r, err := sql.Open("sqlite", u.String())
+	r, err := openSQLite(u.String())
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open database %s: %w", source, err), w.Close())
 	}
 	r.SetMaxOpenConns(8)
-	return &DB{write: w, read: r}, nil
+	return &DB{write: w, read: r, grouped: &writer{conns: w}}, nil
 }
 
 // Close closes the database.
@@ -307,11 +308,12 @@ func (db *DB) Update(ctx context.Context, fn func(tx *Tx) error) error {
 // happened. It must not be called from within fn. Others wait for the turn meanwhile:
 // keep slow work out of fn.
 func (db *DB) UpdateIn(ctx context.Context, turn Turn, fn func(tx *Tx) error) error {
-	if db.writers == nil {
-		return db.run(ctx, db.write, nil, func(tx *Tx) error { // SQLite has one writer
-			tx.turn = turn
-			return fn(tx)
-		})
+	if db.writers == nil { // SQLite has one writer
+		tx := db.begun(turn)
+		if db.grouped == nil {
+			return db.run(ctx, db.write, nil, tx, fn)
+		}
+		return db.grouped.run(ctx, tx, fn)
 	}
 	if err := db.writers.Acquire(ctx, 1); err != nil {
 		return fmt.Errorf("begin: %w", err)
@@ -339,17 +341,22 @@ func (db *DB) View(ctx context.Context, fn func(tx *Tx) error) error {
 	if db.postgres {
 		o.Isolation = sql.LevelRepeatableRead // the default gives each statement its own snapshot; SQLite never does
 	}
-	return db.run(ctx, db.read, o, fn)
+	return db.run(ctx, db.read, o, db.begun(Turn{task: "view"}), fn)
 }
 
-// run runs fn in one transaction on conns, and calls the functions of
+// begun returns a transaction that has a turn, and no connection yet.
+func (db *DB) begun(turn Turn) *Tx {
+	return &Tx{seals: db.seals, turn: turn, postgres: db.postgres}
+}
+
+// run runs fn in one transaction tx on conns, and calls the functions of
 // [Tx.AfterCommit] after the commit.
-func (db *DB) run(ctx context.Context, conns *sql.DB, o *sql.TxOptions, fn func(tx *Tx) error) error {
+func (db *DB) run(ctx context.Context, conns *sql.DB, o *sql.TxOptions, tx *Tx, fn func(tx *Tx) error) error {
 	stx, err := conns.BeginTx(ctx, o)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	tx := &Tx{conn: stx, seals: db.seals, turn: Turn{task: "view"}, postgres: db.postgres}
+	tx.conn = stx
 	if err := fn(tx); err != nil {
 		// database/sql has already rolled back a transaction whose context ended.
 		if rerr := stx.Rollback(); rerr != nil && !errors.Is(rerr, sql.ErrTxDone) {
