@@ -213,3 +213,26 @@ func BenchmarkSearchAfterFlood(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/n, "µs/message")
 }
+
+// BenchmarkThreads10k lists pages of 50 threads of an inbox that has 10,000: the first
+// one and the last one.
+func BenchmarkThreads10k(b *testing.B) {
+	const n = 10_000
+	s := seed(b, n, n, false)
+	list := func(b *testing.B, cursor string, limit int) (next string) {
+		b.Helper()
+		out, next, err := s.m.Threads(b.Context(), s.who, s.k, limit, cursor)
+		if err != nil || len(out) != limit || out[0].Newest.Subject == "" {
+			b.Fatal(len(out), err)
+		}
+		return next
+	}
+	cursor := list(b, "", n-50)
+	for _, page := range []struct{ name, cursor string }{{"first", ""}, {"last", cursor}} {
+		b.Run(page.name, func(b *testing.B) {
+			for b.Loop() {
+				list(b, page.cursor, 50)
+			}
+		})
+	}
+}

@@ -382,8 +382,8 @@ func removeMessages(ctx context.Context, tx *store.Tx, inbox, where string, most
 		{`delete from message_label where inbox_id = $1 and message_id in (` + in + `)`, args},
 		{`delete from inbox_note where inbox_id = $1 and id in (` + in + `)`, args},
 		{`delete from message where inbox_id = $1 and id in (` + in + `)`, args},
-		{`delete from thread_ref where inbox_id = $1 and thread_id in (` + in + `) and not exists (select 1 from message m where m.thread_id = thread_ref.thread_id)`, threads},
-		{`delete from thread where inbox_id = $1 and id in (` + in + `) and not exists (select 1 from message m where m.thread_id = thread.id)`, threads},
+		{`delete from thread_ref where inbox_id = $1 and thread_id in (` + in + `) and not exists (select 1 from message m where m.inbox_id = thread_ref.inbox_id and m.thread_id = thread_ref.thread_id)`, threads},
+		{`delete from thread where inbox_id = $1 and id in (` + in + `) and not exists (select 1 from message m where m.inbox_id = thread.inbox_id and m.thread_id = thread.id)`, threads},
 		// What the search index holds of them goes when a holder of the key
 		// comes, or in a week: nobody else can write it anew.
 		{`update mail_segment set stale_at = ` + strconv.FormatInt(store.Time(time.Now()), 10) + ` where inbox_id = $1 and stale_at = 0 and id in (` + in + `)`, segments},

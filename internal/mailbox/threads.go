@@ -159,17 +159,7 @@ func (m *PostOffice) Threads(ctx context.Context, who auth.Principal, k *seal.Ke
 			return err
 		}
 		out, next = paged(out, limit, func(t *message.Thread) string { return position{store.Time(t.At), t.ID}.String() })
-		for i := range out {
-			ms, err := scanMessages(ctx, tx, k, `select `+messageColumns+` from message m where m.thread_id = $1 and m.inbox_id = $2 and m.trashed_at = 0
-				order by m.at desc, m.id desc limit 1`, out[i].ID, k.Inbox())
-			if err != nil {
-				return err
-			}
-			if len(ms) == 1 {
-				out[i].Newest = ms[0]
-			}
-		}
-		return nil
+		return newest(ctx, tx, k, out)
 	})
 	if err != nil {
 		return nil, "", fmt.Errorf("list threads: %w", err)
@@ -177,11 +167,40 @@ func (m *PostOffice) Threads(ctx context.Context, who auth.Principal, k *seal.Ke
 	return out, next, nil
 }
 
+// newest opens the newest message of each thread of a page.
+func newest(ctx context.Context, tx *store.Tx, k *seal.Key, page []message.Thread) error {
+	if len(page) == 0 {
+		return nil
+	}
+	args, of := []any{k.Inbox()}, map[string]*message.Thread{}
+	for i := range page {
+		args = append(args, page[i].ID)
+		of[page[i].ID] = &page[i]
+	}
+	ms, err := scanMessages(ctx, tx, k, `select `+messageColumns+` from thread t join message m on m.id =
+			(select n.id from message n where n.thread_id = t.id and n.inbox_id = $1 and n.trashed_at = 0 order by n.at desc, n.id desc limit 1)
+		where t.id in (`+places(2, len(page))+`)`, args...)
+	if err != nil {
+		return err
+	}
+	for _, msg := range ms {
+		if t := of[msg.Thread]; t != nil {
+			t.Newest = msg
+		}
+	}
+	return nil
+}
+
+// listThreads reads what a page of threads shows without opening anything. Messages of a
+// thread are always named by inbox and thread, as in the index message_thread: with an
+// index by thread alone, SQLite read all messages of the inbox for each thread.
 func listThreads(ctx context.Context, tx *store.Tx, inbox string, from position, limit int) (out []message.Thread, err error) {
 	const shown = `from message m where m.thread_id = t.id and m.inbox_id = t.inbox_id and m.trashed_at = 0`
-	rows, err := tx.QueryContext(ctx, `select t.id, t.at, (select count(*) `+shown+`), (select count(*) `+shown+` and m.labels not like '% read %'),
-		(select min(m.at) `+shown+`) from thread t where t.inbox_id = $1 and (t.at, t.id) < ($2, $3) and exists (select 1 `+shown+`)
-		order by t.at desc, t.id desc limit $4`, inbox, from.at, from.id, limit)
+	rows, err := tx.QueryContext(ctx, `select t.id, t.at, count(*), sum(case when m.labels like '% read %' then 0 else 1 end), min(m.at)
+		from (select t.id, t.inbox_id, t.at from thread t where t.inbox_id = $1 and (t.at, t.id) < ($2, $3) and exists (select 1 `+shown+`)
+			order by t.at desc, t.id desc limit $4) as t
+		join message m on m.thread_id = t.id and m.inbox_id = t.inbox_id and m.trashed_at = 0
+		group by t.id, t.at order by t.at desc, t.id desc`, inbox, from.at, from.id, limit)
 	if err != nil {
 		return nil, err
 	}
