@@ -147,7 +147,7 @@ func (m *PostOffice) Reading(ctx context.Context, inbox string) (done func(), er
 // Accepts returns [directory.ErrNoInbox] unless mail for the address is received here.
 func (m *PostOffice) Accepts(ctx context.Context, address string) error {
 	m.scrub.Touch() // the mail itself comes next, whatever becomes of it
-	return m.db.View(ctx, func(tx *store.Tx) error {
+	return m.db.Look(ctx, func(tx *store.Tx) error {
 		_, err := m.Directory.Addressee(ctx, tx, address)
 		return err
 	})

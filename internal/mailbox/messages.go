@@ -22,6 +22,7 @@ import (
 	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/message"
+	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/seal"
 	"postern/internal/store"
@@ -171,7 +172,11 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 		return err
 	}
 	sender := provedSender(e, p)
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+	turn := store.All()
+	if len(letters) == 1 && len(reports) == 0 { // so that it changes things of one inbox alone
+		turn = oversight.Turn(letters[0].inbox.Project, letters[0].inbox.ID)
+	}
+	return m.db.UpdateIn(ctx, turn, func(tx *store.Tx) error {
 		for i := range letters {
 			if err := m.admit(ctx, tx, &letters[i], security); err != nil {
 				return err
@@ -217,7 +222,8 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 
 // recipients returns the inboxes of e's recipients, each once, by id.
 func (m *PostOffice) recipients(ctx context.Context, e Arrival) (out []directory.Inbox, err error) {
-	err = m.db.View(ctx, func(tx *store.Tx) error {
+	// What is found is looked at again in the transaction that stores.
+	err = m.db.Look(ctx, func(tx *store.Tx) error {
 		for _, to := range e.To {
 			b, err := m.Directory.Addressee(ctx, tx, to)
 			if err != nil {

@@ -281,6 +281,7 @@ func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 		ses.s.log.Error("read message", "err", err)
 		return nil, release, errTemporary
 	}
+	var known *smtp.SMTPError // here, because it is allocated: not once for each octet
 	ends := lineEnds{lenient: ses.link.captured, stuffed: wire != nil}
 	for {
 		if (ends.prev == '\n' || buf.Len() == 0) && dotCR(wire) {
@@ -301,7 +302,6 @@ func (ses *session) read(r io.Reader) (raw []byte, release func(), err error) {
 				}
 			}
 		}
-		var known *smtp.SMTPError
 		switch {
 		case err == nil:
 			if int64(buf.Len()) > ses.s.cfg.MaxMessageBytes { // BDAT
