@@ -34,7 +34,7 @@ func commands() (all []*command) {
 		section  section
 		commands []*command
 	}{
-		{gettingStarted, []*command{upCommand(), setupCommand(), loginCommand(), logoutCommand()}},
+		{gettingStarted, []*command{onboardCommand(), upCommand(), setupCommand(), loginCommand(), logoutCommand()}},
 		{reviewing, []*command{
 			reviewCommand(), pendingCommand(), showCommand(), approveCommand(), rejectCommand(), commentCommand(), editCommand(), revisionsCommand(), cancelCommand(), resolveCommand(),
 			stopCommand(), resumeCommand(), quarantineCommand(), policyCommand(),
