@@ -75,6 +75,9 @@ type Config struct {
 	RunReports RunReports
 	// Notify notifies people of waiting actions; nil disables notifications.
 	Notify *notify.Notifier
+	// Prompt returns the sentence by which an agent connects itself with a code; nil means
+	// that the code alone is shown.
+	Prompt func(code string) string
 	// Record makes the audit's checkpoints; nil means that none are made.
 	Record *audit.Keeper
 	// OAuth connects programs that an owner allows; nil means that none connect.

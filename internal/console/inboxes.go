@@ -46,7 +46,8 @@ func (l listedInbox) IsDeleted() bool { return !l.Deleted.IsZero() }
 type inboxesPage struct {
 	Inboxes []listedInbox
 	Deleted []listedInbox
-	Domains []string // in which inboxes may be made, the server's own first
+	Codes   []mailbox.ConnectCode // of agents that connect themselves
+	Domains []string              // in which inboxes may be made, the server's own first
 	Notice  string
 	Name    string // as typed into a form that could not be taken
 	Display string
@@ -62,6 +63,7 @@ func (s inboxHandlers) routes() []route {
 	return []route{
 		{"GET", "/console/inboxes", views, s.inboxes},
 		{"POST", "/console/inboxes", manages, s.createInbox},
+		{"POST", "/console/inboxes/invite", manages, s.inviteAgent},
 		{"GET", "/console/inboxes/{id}", views, s.inbox},
 		{"POST", "/console/inboxes/{id}/settings", manages, s.changeInbox},
 		{"POST", "/console/inboxes/{id}/limits", manages, s.limitInbox},
@@ -88,7 +90,9 @@ func (s inboxHandlers) showInboxes(w http.ResponseWriter, r *http.Request, who a
 	gone, err2 := s.post.Deleted(ctx, who)
 	usage, err3 := s.post.Usage(ctx, who)
 	ds, err4 := s.domains.Domains(ctx, who)
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	codes, err5 := s.post.ConnectCodes(ctx, who)
+	v.Codes = codes
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return err
 	}
 	for _, b := range live {
