@@ -253,6 +253,8 @@ var holdings = []struct{ table, blob string }{
 	{"mail_request", ""},
 	{"connected_message", ""},
 	{"mail_connection", ""},
+	{"connect_code", ""},
+	{"oauth_grant", ""}, // its tokens open nothing any more, and expire
 }
 
 // purge removes the content of a deleted inbox. The wrapped keys go first, in
