@@ -226,7 +226,12 @@ func (s *server) memoryMB(id string) int {
 		s.t.Fatal(err)
 	}
 	found := false
-	for _, dir := range leftovers(s.t, id) {
+	// A sandbox that was prepared before it was asked for has the name that it had then.
+	place := id
+	if at, err := os.Readlink(filepath.Join(s.data, "sandboxes", id)); err == nil {
+		place = at
+	}
+	for _, dir := range leftovers(s.t, place) {
 		for _, file := range []string{"memory.usage_in_bytes", "memory.current"} { // of the first and the second version
 			if b, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
 				n, err := strconv.Atoi(strings.TrimSpace(string(b)))
