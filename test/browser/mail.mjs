@@ -147,7 +147,7 @@ async function run() {
 
   // With the keyboard alone: revoking the last key needs a confirmation.
   await go(inbox)
-  const row = page.locator('tr', { hasText: 'read, propose, manage' })
+  const row = page.locator('tr', { hasText: 'read, draft, propose, manage' })
   check('recovery revokes the other keys', await row.count() === 1, await row.count())
   await row.getByRole('button').click()
   check('revoking the last key needs a confirmation', /the last key/.test(await page.getByRole('alert').innerText()))
