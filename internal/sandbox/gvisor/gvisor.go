@@ -12,7 +12,8 @@
 //     directories are mounted, there is also the gofer, which serves them to the
 //     sentry. They have their own namespaces, except for the gofer's user namespace.
 //     All run as one user of the host that nothing else uses, and none as root (see
-//     ids);
+//     ids). At its start, and for a moment after, the launcher is in the cgroup too,
+//     which is root's;
 //   - a directory below the state directory, with specification, control socket and
 //     log;
 //   - an unnamed file for what the sandbox writes.

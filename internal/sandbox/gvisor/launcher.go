@@ -121,7 +121,9 @@ func (l *launcher) killAtEnd(ctx context.Context) (stop func() bool) {
 }
 
 // finish dismisses a launcher after its last order, which had the result err. After a
-// success it does not wait for the launcher's end, which nobody needs.
+// success it does not wait for the launcher's end, which nobody needs. Until then a process
+// of root's is in the sandbox's cgroup. It reads nothing more but our socket, and the
+// sandbox's user may neither signal nor trace it.
 func (l *launcher) finish(ctx context.Context, stop func() bool, err error) (said string, _ error) {
 	// If the launcher was killed after its answer, the processes that it named may
 	// have ended before we held them. While it lives, their IDs are theirs.

@@ -17,13 +17,33 @@ import (
 	"postern/internal/sandbox"
 )
 
+// processes returns the processes of a sandbox that r has started. Start does not wait
+// for the end of its launcher, which is root's and in the sandbox's cgroup. It is the
+// only child of this process there, so it is waited for.
+func processes(t *testing.T, r *Runtime, id string) []int {
+	t.Helper()
+	pids, err := r.cgroups.pids(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range pids {
+		// Not its command line, which is empty while it ends.
+		stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat") // it may have ended
+		_, after, _ := strings.Cut(string(stat), ") ")                 // state, parent
+		if of := strings.Fields(after); len(of) > 1 && of[1] == strconv.Itoa(os.Getpid()) {
+			awaitEnd(t, pid)
+		}
+	}
+	if pids, err = r.cgroups.pids(id); err != nil || len(pids) < 3 {
+		t.Fatalf("processes: got %v, %v", pids, err)
+	}
+	return pids
+}
+
 // statuses are those of all threads of a sandbox, by thread, and its processes.
 func statuses(t *testing.T, r *Runtime, id string) (all map[string]map[string]string, pids []int) {
 	t.Helper()
-	pids, err := r.cgroups.pids(id)
-	if err != nil || len(pids) < 3 {
-		t.Fatalf("processes: got %v, %v", pids, err)
-	}
+	pids = processes(t, r, id)
 	all = map[string]map[string]string{}
 	for _, pid := range pids {
 		tasks, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/status")
