@@ -31,11 +31,6 @@ const (
 	FolderDrafts  Folder = "drafts"  // messages that are being written
 )
 
-// Folders returns all folders.
-func Folders() []Folder {
-	return []Folder{FolderInbox, FolderArchive, FolderDrafts, FolderSent, FolderTrash}
-}
-
 // folderRows maps each folder to the condition of its rows.
 //
 //exhaustive:ignore
