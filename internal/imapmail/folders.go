@@ -82,9 +82,13 @@ func (p *Provider) folders(ctx context.Context) (out []folder, err error) {
 			o = &imap.ListOptions{ReturnSpecialUse: true}
 		}
 		cmd := p.c.List("", "*", o)
+		// The reader of the connection waits until somebody takes each folder, and
+		// Close waits for the reader.
+		defer func() { _ = cmd.Close() }()
 		for d := cmd.Next(); d != nil; d = cmd.Next() {
 			// The attack: folders without end.
 			if listed = append(listed, d); len(listed) > maxFolders {
+				_ = p.conn.Close()
 				return fmt.Errorf("the mailbox has more than %d folders", maxFolders)
 			}
 		}
