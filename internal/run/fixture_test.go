@@ -270,6 +270,12 @@ func (f *fixture) restart() {
 	f.gate.Bound(f.runs.LimitMail)
 }
 
+// overwrite puts other bytes in the place of a blob, as somebody who can write the disk
+// does.
+func (f *fixture) overwrite(id string, data []byte) error {
+	return errors.Join(f.blobs.Delete(id), f.blobs.Put(id, data))
+}
+
 // serve performs runs until the returned function is called.
 func (f *fixture) serve() (stop func()) {
 	ctx, cancel := context.WithCancel(f.t.Context())

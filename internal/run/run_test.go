@@ -195,7 +195,7 @@ func TestOnlyTheApprovedRunStarts(t *testing.T) {
 		// The server has encrypted both, each for its own ID.
 		b, err := f.blobs.Get(r.Inputs[1].Blob)
 		if err == nil {
-			err = f.blobs.Put(r.Inputs[0].Blob, b)
+			err = f.overwrite(r.Inputs[0].Blob, b)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -312,7 +312,7 @@ func TestInputsAreReviewed(t *testing.T) {
 	// Bytes that were swapped on the disk are not shown as those of the digest.
 	b, err := f.blobs.Get(r.Inputs[1].Blob)
 	if err == nil {
-		err = f.blobs.Put(r.Inputs[2].Blob, b)
+		err = f.overwrite(r.Inputs[2].Blob, b)
 	}
 	if err != nil {
 		t.Fatal(err)

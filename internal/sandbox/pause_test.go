@@ -82,6 +82,7 @@ func TestLifetimeIsLimited(t *testing.T) {
 	if err := f.fleet.Pause(ctx, f.who, short.ID, false); err != nil {
 		t.Fatal(err)
 	}
+	time.Sleep(time.Until(short.Started.Add(time.Millisecond)))
 	if i, _, err := f.fleet.Connect(ctx, f.who, short.ID, sandbox.ConnectRequest{Timeout: time.Hour}); !errors.Is(err, sandbox.ErrBound) {
 		t.Errorf("resumed past its time, until %s: %v", i.Ends, err)
 	}
