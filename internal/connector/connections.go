@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -294,7 +296,7 @@ func (s *Connections) change(ctx context.Context, who auth.Principal, name strin
 		if c, err = find(ctx, tx, who, name); err != nil {
 			return err
 		}
-		if !in(c.Phase, from) {
+		if !slices.Contains(from, c.Phase) {
 			return fmt.Errorf("%w: the connection is %s", directory.ErrInvalid, c.Phase)
 		}
 		ok, err := tx.Changed(ctx, `update mail_connection set `+set+`, wanted = wanted + 1, retry_at = 0, failures = 0 where id = $1 and state = $2`, c.ID, c.Phase)
@@ -320,15 +322,6 @@ func (s *Connections) change(ctx context.Context, who auth.Principal, name strin
 	}
 	s.wake.all()
 	return c, nil
-}
-
-func in(p Phase, list []Phase) bool {
-	for _, l := range list {
-		if p == l {
-			return true
-		}
-	}
-	return false
 }
 
 // Pause stops a connection: nothing is fetched, applied or sent until it is resumed.
@@ -365,12 +358,8 @@ func (s *Connections) SignIn(ctx context.Context, who auth.Principal, name strin
 	}
 	set.Kind, set.Address = c.Kind, c.Address
 	public := map[string]string{}
-	for k, v := range c.Public {
-		public[k] = v
-	}
-	for k, v := range set.Public {
-		public[k] = v
-	}
+	maps.Copy(public, c.Public)
+	maps.Copy(public, set.Public)
 	set.Public = public
 	if set, err = s.prepare(ctx, set); err != nil {
 		return Connection{}, err

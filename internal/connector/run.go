@@ -328,7 +328,7 @@ func (w *worker) settle(ctx context.Context, err error) {
 // mailboxes of one provider do not come back at the same moment.
 func (s *Connections) backOff(failures int64) time.Duration {
 	d := min(s.conf.Retry<<min(failures, 10), lastRetry)
-	return d/2 + mathrand.N(d/2+1)
+	return d/2 + mathrand.N(d/2+1) //nolint:gosec // nobody gains by guessing
 }
 
 // refuse records that the provider refuses the credential. Nothing is tried until a

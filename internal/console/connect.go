@@ -32,7 +32,9 @@ func (s connectHandlers) routes() []route {
 
 var errNoOAuth = fmt.Errorf("this server connects no apps by itself: %w", store.ErrNotFound)
 
-// scopeMeans says what each scope permits an app.
+// scopeMeans says what each of [oauth.Scopes] permits an app.
+//
+//exhaustive:ignore
 var scopeMeans = map[seal.Scope]string{
 	seal.Read:  "open the mail and the drafts of the inbox",
 	seal.Draft: "write drafts, which nobody receives",

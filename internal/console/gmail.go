@@ -159,5 +159,5 @@ func (s gmailHandlers) finish(w http.ResponseWriter, r *http.Request, who auth.P
 		http.Redirect(w, r, "/console/inboxes/"+con.Inbox, http.StatusSeeOther)
 		return nil
 	}
-	return inboxHandlers{s.Server}.showKey(w, who, keyPage{Inbox: directory.Inbox{ID: con.Inbox, Address: con.Address, Project: con.Project}, Key: key.Reveal(), Made: true})
+	return inboxHandlers(s).showKey(w, who, keyPage{Inbox: directory.Inbox{ID: con.Inbox, Address: con.Address, Project: con.Project}, Key: key.Reveal(), Made: true})
 }

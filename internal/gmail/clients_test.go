@@ -81,7 +81,7 @@ func google(t *testing.T, g *gmailtest.Server) (proxy, ca string) {
 		t.Fatal(err)
 	}
 	front := tls.NewListener(listen(), &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})
-	go http.Serve(front, httputil.NewSingleHostReverseProxy(u)) //nolint:errcheck // until the listener ends
+	go http.Serve(front, httputil.NewSingleHostReverseProxy(u)) // until the listener ends
 	l := listen()
 	go func() {
 		for {

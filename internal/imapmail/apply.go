@@ -28,12 +28,12 @@ func (p *Provider) Apply(ctx context.Context, id string, m connector.Modificatio
 		return "", fmt.Errorf("message %s: %w", id, connector.ErrGone)
 	}
 	add, remove := flagsOf(m, box.PermanentFlags)
-	for op, flags := range map[imap.StoreFlagsOp][]imap.Flag{imap.StoreFlagsAdd: add, imap.StoreFlagsDel: remove} {
-		if len(flags) == 0 {
+	for _, change := range []imap.StoreFlags{{Op: imap.StoreFlagsAdd, Silent: true, Flags: add}, {Op: imap.StoreFlagsDel, Silent: true, Flags: remove}} {
+		if len(change.Flags) == 0 {
 			continue
 		}
 		err := p.do(ctx, "change flags", commandTime, answerBytes, func() error {
-			return p.c.Store(imap.UIDSetNum(uid), &imap.StoreFlags{Op: op, Silent: true, Flags: flags}, nil).Close()
+			return p.c.Store(imap.UIDSetNum(uid), &change, nil).Close()
 		})
 		if err != nil {
 			return "", err
@@ -46,7 +46,7 @@ func (p *Provider) Apply(ctx context.Context, id string, m connector.Modificatio
 	if err != nil {
 		return "", err
 	}
-	return p.move(ctx, f, uid, to)
+	return p.move(ctx, uid, to)
 }
 
 // flagsOf returns the flags to add and to remove, of those that the folder keeps.
@@ -86,12 +86,12 @@ func flagsOf(m connector.Modification, permanent []imap.Flag) (add, remove []ima
 	return add, remove
 }
 
-// move moves a message and returns its new id, or nothing if the server does not say.
+// move moves a message of the selected folder and returns its new id, or nothing if the server does not say.
 //
 // imapclient sends COPY, STORE and EXPUNGE without waiting where a server has no MOVE.
 // If then the copy fails, for want of room, the message is lost. So each step waits for
 // the one before it here, and nothing is expunged but this message.
-func (p *Provider) move(ctx context.Context, from folder, uid imap.UID, to folder) (string, error) {
+func (p *Provider) move(ctx context.Context, uid imap.UID, to folder) (string, error) {
 	one := imap.UIDSetNum(uid)
 	if p.caps.Has(imap.CapMove) || p.caps.Has(imap.CapIMAP4rev2) && !p.caps.Has(imap.CapIMAP4rev1) {
 		id := ""

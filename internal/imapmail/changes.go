@@ -155,7 +155,7 @@ func (p *Provider) look(ctx context.Context, f folder, m mark, known bool, b con
 		return nil, err
 	}
 	if st.NumMessages == nil || st.UIDValidity == 0 || st.UIDNext == 0 {
-		return nil, fmt.Errorf("the server does not say what is in a folder")
+		return nil, errors.New("the server does not say what is in a folder")
 	}
 	v := &view{f: f, mark: mark{Name: f.name, Validity: st.UIDValidity, Next: uint32(st.UIDNext), ModSeq: st.HighestModSeq, Count: *st.NumMessages}}
 	if known && m.Validity != v.mark.Validity {
@@ -171,7 +171,7 @@ func (p *Provider) look(ctx context.Context, f folder, m mark, known bool, b con
 		return nil, err
 	}
 	if p.picked.UIDValidity != v.mark.Validity {
-		return nil, fmt.Errorf("the folder has just been replaced")
+		return nil, errors.New("the folder has just been replaced")
 	}
 	if !known {
 		err = p.lookAtAll(ctx, v, b)

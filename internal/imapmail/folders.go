@@ -58,6 +58,7 @@ func placeOf(d *imap.ListData) (place connector.Place, plain, ok bool) {
 			return connector.Archive, false, true
 		case imap.MailboxAttrJunk, imap.MailboxAttrDrafts:
 			return connector.Ignored, false, true
+		default: // it says nothing of the folder's use
 		}
 	}
 	leaf := d.Mailbox
@@ -141,8 +142,15 @@ func (p *Provider) ensure(ctx context.Context, place connector.Place) (folder, e
 	if f, ok := p.at(place); ok {
 		return f, nil
 	}
-	name := map[connector.Place]string{connector.Archive: "Archive", connector.Trash: "Trash", connector.Sent: "Sent"}[place]
-	if name == "" {
+	var name string
+	switch place {
+	case connector.Archive:
+		name = "Archive"
+	case connector.Trash:
+		name = "Trash"
+	case connector.Sent:
+		name = "Sent"
+	default:
 		return folder{}, fmt.Errorf("the mailbox has no folder for %s", place)
 	}
 	err := p.do(ctx, "make folder "+name, commandTime, answerBytes, func() error { return p.c.Create(name, nil).Wait() })

@@ -71,8 +71,11 @@ func (g *guard) Read(p []byte) (int, error) {
 func startTLS(ctx context.Context, conn net.Conn, conf *tls.Config) (net.Conn, error) {
 	r := bufio.NewReaderSize(io.LimitReader(conn, 64<<10), 8<<10)
 	line, err := r.ReadString('\n')
-	if err != nil || !strings.HasPrefix(strings.ToUpper(line), "* OK") {
-		return nil, fmt.Errorf("the server does not greet: %.100q, %v", line, err)
+	if err != nil {
+		return nil, fmt.Errorf("wait for the server's greeting: %w", err)
+	}
+	if !strings.HasPrefix(strings.ToUpper(line), "* OK") {
+		return nil, fmt.Errorf("the server does not greet: %.100q", line)
 	}
 	if _, err := io.WriteString(conn, "s1 STARTTLS\r\n"); err != nil {
 		return nil, err

@@ -106,7 +106,7 @@ func converse(c net.Conn, answers map[string]string) {
 
 // TestHostileServers: whatever a server answers, the client ends, uses little memory,
 // and says nothing of the credential.
-func TestHostileServers(t *testing.T) {
+func TestHostileServers(t *testing.T) { //nolint:tparallel // each would count the memory of the others
 	t.Parallel()
 	for _, tt := range []struct {
 		name    string

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -109,8 +110,8 @@ func (o *Opener) Prepare(ctx context.Context, s connector.Settings) (connector.S
 
 // check checks the settings that a person gave, without a connection.
 func check(s *connector.Settings) error {
-	bad := func(field, format string, args ...any) error {
-		return fmt.Errorf("%w: %s: %s", directory.ErrInvalid, field, fmt.Sprintf(format, args...))
+	bad := func(field, problem string) error {
+		return fmt.Errorf("%w: %s: %s", directory.ErrInvalid, field, problem)
 	}
 	addr, err := mail.CheckAddr("address", s.Address)
 	if err != nil {
@@ -170,12 +171,7 @@ func (o *Opener) tls(addr string) *tls.Config {
 // port is one of those that begin in the clear.
 func implicit(addr string, clear ...string) bool {
 	_, port, _ := net.SplitHostPort(addr)
-	for _, p := range clear {
-		if port == p {
-			return false
-		}
-	}
-	return true
+	return !slices.Contains(clear, port)
 }
 
 // signIn makes a refused account what the connector knows.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -77,17 +78,18 @@ func (p *Provider) fail(what string, err error) error {
 	if strings.Contains(err.Error(), errNested.Error()) { // the library does not wrap
 		return fmt.Errorf("%s: %w", what, errNested)
 	}
-	var ie *imap.Error
-	if errors.As(err, &ie) {
-		switch ie.Code {
-		case imap.ResponseCodeLimit, imap.ResponseCodeUnavailable, imap.ResponseCodeInUse, imap.ResponseCodeServerBug:
-			return &connector.RetryError{After: time.Minute, Err: fmt.Errorf("%s: %s", what, text)}
-		}
+	if ie, ok := errors.AsType[*imap.Error](err); ok && passes(ie.Code) {
+		return &connector.RetryError{After: time.Minute, Err: fmt.Errorf("%s: %s", what, text)}
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return fmt.Errorf("%s: %s", what, text)
+}
+
+// passes reports whether a refusal is of the moment (RFC 5530, section 3).
+func passes(code imap.ResponseCode) bool {
+	return slices.Contains([]imap.ResponseCode{imap.ResponseCodeLimit, imap.ResponseCodeUnavailable, imap.ResponseCodeInUse, imap.ResponseCodeServerBug}, code)
 }
 
 // connect connects and signs in, once.
@@ -155,12 +157,7 @@ func (p *Provider) login(ctx context.Context) error {
 		} else {
 			err = p.c.Login(p.set.Public[User], p.set.Credential).Wait()
 		}
-		var ie *imap.Error
-		if errors.As(err, &ie) && ie.Type == imap.StatusResponseTypeNo {
-			switch ie.Code {
-			case imap.ResponseCodeLimit, imap.ResponseCodeUnavailable, imap.ResponseCodeInUse, imap.ResponseCodeServerBug:
-				return err
-			}
+		if ie, ok := errors.AsType[*imap.Error](err); ok && ie.Type == imap.StatusResponseTypeNo && !passes(ie.Code) {
 			return connector.ErrSignIn
 		}
 		if err == nil {

@@ -222,7 +222,7 @@ func TestHostileCommands(t *testing.T) {
 }
 
 // TestHostileLiterals: what a client sent as a message is never read as commands.
-func TestHostileLiterals(t *testing.T) {
+func TestHostileLiterals(t *testing.T) { //nolint:tparallel // its last lines look at what all of them did
 	t.Parallel()
 	f := setup(t, one(t), nil)
 	f.receive(t, f.a, plain("One", "text"))

@@ -21,7 +21,7 @@ import (
 
 // TestClients: programs that were not written for this server read the same inbox,
 // unchanged, and verify its certificate.
-func TestClients(t *testing.T) {
+func TestClients(t *testing.T) { //nolint:tparallel // a program finds what those before it did
 	t.Parallel()
 	f := setup(t, one(t), nil)
 	dir := t.TempDir()
@@ -32,10 +32,9 @@ func TestClients(t *testing.T) {
 	}
 	f.receive(t, f.a, plain("First", "the first text"))
 	f.receive(t, f.a, "From: =?utf-8?q?B=C3=B6b?= <bob@example.com>\nTo: alice@agents.test\nSubject: =?utf-8?q?Gr=C3=BC=C3=9Fe?=\nMessage-ID: <second@example.com>\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary=x\n\n--x\nContent-Type: text/plain; charset=utf-8\n\nhello second\n--x\nContent-Type: application/octet-stream; name*=utf-8''%C3%BC.bin\nContent-Disposition: attachment; filename*=utf-8''%C3%BC.bin\nContent-Transfer-Encoding: base64\n\naGVsbG8=\n--x--\n")
-	who := context.WithoutCancel(t.Context())
 	program := func(name string, arg ...string) string {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(who, time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, name, arg...)
 		_, port, _ := net.SplitHostPort(f.addr)
@@ -96,7 +95,7 @@ func TestClients(t *testing.T) {
 			n, err := r.Read(buf)
 			out.Write(buf[:n])
 			if bytes.Contains(buf[:n], []byte("waiting")) {
-				if err := f.post.Receive(who, mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{f.a.Address}, Raw: []byte(strings.ReplaceAll(plain("Third", "while it waited"), "\n", "\r\n"))}, Remote: "192.0.2.1"}); err != nil {
+				if err := f.post.Receive(t.Context(), mailbox.Arrival{Envelope: mail.Envelope{From: "bob@example.com", To: []string{f.a.Address}, Raw: []byte(strings.ReplaceAll(plain("Third", "while it waited"), "\n", "\r\n"))}, Remote: "192.0.2.1"}); err != nil {
 					t.Error(err)
 				}
 			}

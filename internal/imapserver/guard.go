@@ -130,7 +130,7 @@ func (g *guard) bye(format string, args ...any) {
 // say writes a line of the guard's own. The library writes nothing meanwhile: it is
 // waiting for a command.
 func (g *guard) say(line string) {
-	_ = g.Conn.SetWriteDeadline(time.Now().Add(10 * time.Second))
+	_ = g.SetWriteDeadline(time.Now().Add(10 * time.Second))
 	_, _ = io.WriteString(g.Conn, line+"\r\n")
 }
 

@@ -22,13 +22,11 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/directory"
-	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/policy"
-	"postern/internal/seal"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -166,24 +164,6 @@ func plain(subject, text string) string {
 	return "From: Bob <bob@example.com>\nTo: alice@agents.test\nSubject: " + subject + "\nDate: Fri, 02 Jan 2026 23:30:00 -0500\nMessage-ID: <" + strings.ReplaceAll(subject, " ", ".") + "@example.com>\n\n" + text + "\n"
 }
 
-// grant makes a grant over an inbox.
-func (f *fixture) grant(t testing.TB, key auth.Secret, scope seal.Scope) auth.Secret {
-	t.Helper()
-	who, err := auth.CheckKey(t.Context(), f.db, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	k, err := f.post.Keys.Open(t.Context(), who, key, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, secret, err := f.post.Keys.Grant(t.Context(), who, k, keyring.NewKey{Name: "g", Scope: scope, Expires: time.Now().Add(time.Hour)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return secret
-}
-
 // A client speaks IMAP by hand.
 type client struct {
 	net.Conn
@@ -261,8 +241,8 @@ func (c *client) until(tag string) string {
 	var out strings.Builder
 	for {
 		s := c.line()
-		if strings.HasPrefix(s, tag+" ") {
-			return out.String() + strings.TrimPrefix(s, tag+" ")
+		if rest, ok := strings.CutPrefix(s, tag+" "); ok {
+			return out.String() + rest
 		}
 		out.WriteString(s)
 		if strings.HasPrefix(s, "+") || strings.HasSuffix(s, ")") && !strings.HasSuffix(s, "\n") {

@@ -52,15 +52,15 @@ var operations = map[string]struct {
 
 func TestOperationsAreListed(t *testing.T) {
 	for _, of := range []reflect.Type{reflect.TypeFor[engine.SessionIMAP4rev2](), reflect.TypeFor[engine.SessionAppendLimit]()} {
-		for i := range of.NumMethod() {
-			if name := of.Method(i).Name; reflect.ValueOf(operations[name]).IsZero() && name != "Close" && name != "Login" {
+		for m := range of.Methods() {
+			if name := m.Name; reflect.ValueOf(operations[name]).IsZero() && name != "Close" && name != "Login" {
 				t.Errorf("the method %s has no row: say who may call it", name)
 			}
 		}
 	}
 	own := reflect.TypeFor[*session]()
-	for i := range own.NumMethod() {
-		if name := own.Method(i).Name; !slices.Contains([]string{"Close", "Login"}, name) && operations[name].commands == nil {
+	for m := range own.Methods() {
+		if name := m.Name; !slices.Contains([]string{"Close", "Login"}, name) && operations[name].commands == nil {
 			t.Errorf("the method %s has no row: say who may call it", name)
 		}
 	}

@@ -111,13 +111,15 @@ func New(log *slog.Logger, cfg Config) (*Server, error) {
 		bulk: semaphore.New(maxBulk, maxBulkEach), seeking: semaphore.New(maxSeeking, maxSeekEach),
 		stopping: make(chan struct{}), links: map[net.Conn]bool{},
 	}
+	//exhaustive:ignore
+	caps := imap.CapSet{
+		imap.CapIMAP4rev2: {}, imap.CapIMAP4rev1: {}, imap.CapNamespace: {}, imap.CapUIDPlus: {}, imap.CapESearch: {}, imap.CapSearchRes: {},
+		imap.CapListExtended: {}, imap.CapListStatus: {}, imap.CapMove: {}, imap.CapStatusSize: {}, imap.CapBinary: {}, imap.CapChildren: {},
+		imap.CapSpecialUse: {}, imap.CapLiteralPlus: {},
+	}
 	s.engine = engine.New(&engine.Options{
 		NewSession: s.newSession,
-		Caps: imap.CapSet{
-			imap.CapIMAP4rev2: {}, imap.CapIMAP4rev1: {}, imap.CapNamespace: {}, imap.CapUIDPlus: {}, imap.CapESearch: {}, imap.CapSearchRes: {},
-			imap.CapListExtended: {}, imap.CapListStatus: {}, imap.CapMove: {}, imap.CapStatusSize: {}, imap.CapBinary: {}, imap.CapChildren: {},
-			imap.CapSpecialUse: {}, imap.CapLiteralPlus: {},
-		},
+		Caps:       caps,
 		// The engine sees no connection before its TLS has begun.
 		InsecureAuth: true,
 		Logger:       libraryLog{log},
@@ -156,13 +158,11 @@ func (s *Server) Serve(l net.Listener, implicit bool) error {
 			refuse(conn, implicit)
 			continue
 		}
-		s.ended.Add(1)
-		go func() {
-			defer s.ended.Done()
+		s.ended.Go(func() {
 			defer release()
 			defer conn.Close()
 			s.converse(conn, implicit)
-		}()
+		})
 	}
 }
 
@@ -207,7 +207,7 @@ func (s *Server) converse(conn net.Conn, implicit bool) {
 		return
 	}
 	encrypted := tls.Server(conn, s.cfg.TLS)
-	if err := encrypted.Handshake(); err != nil {
+	if err := encrypted.Handshake(); err != nil { //nolint:noctx // the connection has a deadline, and Shutdown closes it
 		s.log.Debug("imap conversation ended", "detail", err.Error())
 		return
 	}

@@ -44,7 +44,7 @@ const (
 
 // flagLabels maps flags to labels.
 //
-//nolint:gochecknoglobals // a table
+//exhaustive:ignore
 var flagLabels = map[imap.Flag]string{
 	imap.FlagSeen: mailbox.LabelRead, imap.FlagFlagged: mailbox.LabelStarred, imap.FlagAnswered: labelAnswered, imap.FlagDeleted: labelDeleted,
 }
@@ -270,8 +270,8 @@ func (c *session) tell(w *engine.UpdateWriter, k *seal.Key, expunge bool) error 
 // expunge removes the entries that are gone, and returns their sequence numbers in
 // the order in which a program is told: from the last.
 func (v *view) expunge() (gone []uint32) {
-	for i := len(v.entries) - 1; i >= 0; i-- {
-		if v.entries[i].gone {
+	for i, e := range slices.Backward(v.entries) {
+		if e.gone {
 			gone = append(gone, uint32(i)+1)
 		}
 	}

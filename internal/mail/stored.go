@@ -33,7 +33,7 @@ const maxBrought = 5
 // arrives, in this order; they are never a subject of a warning. A message without
 // them came another way, such as from a mailbox at a provider, whose own fields cannot
 // be told from a sender's. Then there are no warnings.
-func (m Message) Brought() (warnings []string) {
+func (m *Message) Brought() (warnings []string) {
 	if len(m.Header) < 3 {
 		return nil
 	}

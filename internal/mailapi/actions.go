@@ -139,20 +139,21 @@ func (s actionServer) getAction(w http.ResponseWriter, r *http.Request, c caller
 // decided returns an action, as soon as nobody has to decide on it any more, or as it is
 // when d is over.
 func (s actionServer) decided(r *http.Request, c caller, id string, d time.Duration) (a oversight.Action, err error) {
+	ctx := r.Context()
 	look := func() (bool, error) {
 		// Read as whom it then is: who lost its key meanwhile learns nothing.
-		who, err := s.post.As(r.Context(), c.Principal, id)
+		who, err := s.post.As(ctx, c.Principal, id)
 		if err == nil {
-			a, err = s.gate.Action(r.Context(), who, id)
+			a, err = s.gate.Action(ctx, who, id)
 		}
 		return err == nil && a.State != oversight.Pending && a.State != oversight.Scheduled, err
 	}
 	if done, err := look(); err != nil || done || d == 0 {
 		return a, err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), d)
+	limited, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
-	return a, s.await(ctx, a.Inbox, look) //nolint:contextcheck // look passes r's context
+	return a, s.await(limited, a.Inbox, look)
 }
 
 func viewOf(v oversight.View) *api.View {

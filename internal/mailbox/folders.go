@@ -104,7 +104,7 @@ func readFiling(ctx context.Context, tx *store.Tx, inbox string, f Folder) (out 
 	if err != nil {
 		return Filing{}, err
 	}
-	out.Validity = uint32(min(max(1, b.Created.Unix()), math.MaxUint32)) //nolint:gosec // within range
+	out.Validity = uint32(min(max(1, b.Created.Unix()), math.MaxUint32))
 	// The state comes first: what changes before the rows are read is seen, and
 	// looked at once more.
 	if out.Changes, err = changes(ctx, tx, inbox); err != nil {

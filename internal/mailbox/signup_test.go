@@ -61,10 +61,16 @@ func TestSignupsCountApart(t *testing.T) {
 			who  auth.Principal
 			want error
 		}{
-			{first, one, nil}, {second, two, nil}, {first, one, nil},
-			{second, two, quota.ErrLimit}, {first, one, quota.ErrLimit},
-			{own, agent, nil}, {managed, three, nil}, {own, agent, nil},
-			{managed, three, quota.ErrLimit}, {own, agent, quota.ErrLimit},
+			{first, one, nil},
+			{second, two, nil},
+			{first, one, nil},
+			{second, two, quota.ErrLimit},
+			{first, one, quota.ErrLimit},
+			{own, agent, nil},
+			{managed, three, nil},
+			{own, agent, nil},
+			{managed, three, quota.ErrLimit},
+			{own, agent, quota.ErrLimit},
 		} {
 			if err := send(s.b, s.who); !errors.Is(err, s.want) {
 				t.Errorf("send %d from %s: %v, want %v", i, s.b.Address, err, s.want)

@@ -303,6 +303,8 @@ var wordFields = map[string]field{
 }
 
 // marks are those of the fields that stand in the text.
+//
+//exhaustive:ignore
 var marks = map[field]Mark{listField: List, boxField: Box, bccField: Bcc, importance: Importance}
 
 // find returns the node that looks for words.

@@ -112,9 +112,11 @@ func proposes(p principal, inbox string) bool { return slices.Contains(p.propose
 func drafts(p principal, inbox string) bool {
 	return slices.Contains(p.drafts, inbox) || proposes(p, inbox) && !p.sends
 }
+
 func member(p principal, inbox string) bool {
 	return reads(p, inbox) || proposes(p, inbox) || drafts(p, inbox)
 }
+
 func orders(p principal, inbox string) bool { // what is lent to a sandbox reads and changes nothing
 	return answers(p, inbox) && !strings.HasPrefix(p.name, "sandbox")
 }

@@ -72,7 +72,7 @@ func (s *Server) Handler() http.Handler {
 func (s *Server) authorize(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Referrer-Policy", "no-referrer")
-	http.Redirect(w, r, ConsentPath+"?"+r.URL.Query().Encode(), http.StatusSeeOther)
+	http.Redirect(w, r, ConsentPath+"?"+r.URL.Query().Encode(), http.StatusSeeOther) //nolint:gosec // the path is ours, only the query is the caller's
 }
 
 // A document is the metadata of RFC 8414, section 2.

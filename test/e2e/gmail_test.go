@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -63,7 +65,7 @@ func byDevice(t *testing.T, g *gmailtest.Server) func(line string) bool {
 		if m == nil {
 			return false
 		}
-		res, err := http.PostForm(g.URL+"/device", url.Values{"user_code": {m[2]}, "account": {gmailOwner}, "answer": {"allow"}})
+		res, err := (&http.Client{Timeout: time.Minute}).PostForm(g.URL+"/device", url.Values{"user_code": {m[2]}, "account": {gmailOwner}, "answer": {"allow"}})
 		if err != nil || res.StatusCode != http.StatusOK {
 			t.Error(err, res)
 			return true
@@ -81,10 +83,8 @@ func byBrowser(t *testing.T, g *gmailtest.Server) func(line string) bool {
 			return false
 		}
 		form := url.Values{"account": {gmailOwner}, "answer": {"allow"}}
-		for k, v := range u.Query() {
-			form[k] = v
-		}
-		res, err := http.PostForm(g.URL+"/consent", form)
+		maps.Copy(form, u.Query())
+		res, err := (&http.Client{Timeout: time.Minute}).PostForm(g.URL+"/consent", form)
 		if err != nil {
 			t.Error(err)
 			return true

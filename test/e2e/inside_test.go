@@ -127,7 +127,7 @@ func TestInsideSandbox(t *testing.T) {
 	t.Run("HTTP", func(t *testing.T) { insideHTTP(t, s, b, robot, bobbyKey, approved) })
 	t.Run("SMTP", func(t *testing.T) { insideSMTP(t, s, b, robot, bobby, bobbyKey) })
 	for _, a := range approved() {
-		if a.Review == nil || a.Review.Proposer != "sandbox:"+b.id {
+		if a.Review == nil || a.Proposer != "sandbox:"+b.id {
 			t.Errorf("proposed by another: %+v", a)
 		}
 	}
