@@ -77,11 +77,7 @@ func (s connectionServer) connect(w http.ResponseWriter, r *http.Request, c call
 }
 
 func (s connectionServer) get(w http.ResponseWriter, r *http.Request, c caller) error {
-	id, err := id(r)
-	if err != nil {
-		return err
-	}
-	found, err := s.connections.Get(r.Context(), c.Principal, id)
+	found, err := s.connections.Get(r.Context(), c.Principal, r.PathValue("id"))
 	return answerConnection(w, found, err)
 }
 
@@ -94,11 +90,7 @@ func answerConnection(w http.ResponseWriter, c connector.Connection, err error) 
 }
 
 func (s connectionServer) disconnect(w http.ResponseWriter, r *http.Request, c caller) error {
-	id, err := id(r)
-	if err != nil {
-		return err
-	}
-	ended, problem, err := s.connections.Disconnect(r.Context(), c.Principal, id)
+	ended, problem, err := s.connections.Disconnect(r.Context(), c.Principal, r.PathValue("id"))
 	if problem != "" {
 		ended.Problem = "the credential is deleted here, but the provider did not withdraw it: " + problem
 	}
@@ -106,37 +98,21 @@ func (s connectionServer) disconnect(w http.ResponseWriter, r *http.Request, c c
 }
 
 func (s connectionServer) pause(w http.ResponseWriter, r *http.Request, c caller) error {
-	id, err := id(r)
-	if err != nil {
-		return err
-	}
-	changed, err := s.connections.Pause(r.Context(), c.Principal, id)
+	changed, err := s.connections.Pause(r.Context(), c.Principal, r.PathValue("id"))
 	return answerConnection(w, changed, err)
 }
 
 func (s connectionServer) resume(w http.ResponseWriter, r *http.Request, c caller) error {
-	id, err := id(r)
-	if err != nil {
-		return err
-	}
-	changed, err := s.connections.Resume(r.Context(), c.Principal, id)
+	changed, err := s.connections.Resume(r.Context(), c.Principal, r.PathValue("id"))
 	return answerConnection(w, changed, err)
 }
 
 func (s connectionServer) resync(w http.ResponseWriter, r *http.Request, c caller) error {
-	id, err := id(r)
-	if err != nil {
-		return err
-	}
-	changed, err := s.connections.Resync(r.Context(), c.Principal, id)
+	changed, err := s.connections.Resync(r.Context(), c.Principal, r.PathValue("id"))
 	return answerConnection(w, changed, err)
 }
 
 func (s connectionServer) signIn(w http.ResponseWriter, r *http.Request, c caller) error {
-	id, err := id(r)
-	if err != nil {
-		return err
-	}
 	var in api.ConnectionCredential
 	if err := decode(r, &in); err != nil {
 		return err
@@ -144,6 +120,6 @@ func (s connectionServer) signIn(w http.ResponseWriter, r *http.Request, c calle
 	if in.Credential == "" {
 		return fmt.Errorf("%w: credential: is required", errRequest)
 	}
-	changed, err := s.connections.SignIn(r.Context(), c.Principal, id, connector.Settings{Public: in.Settings, Credential: in.Credential})
+	changed, err := s.connections.SignIn(r.Context(), c.Principal, r.PathValue("id"), connector.Settings{Public: in.Settings, Credential: in.Credential})
 	return answerConnection(w, changed, err)
 }
