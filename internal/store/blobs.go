@@ -15,11 +15,19 @@ import (
 // sealed by its owner; it is not a secret store.
 type Blobs struct {
 	dir string
+
+	// names is held while directories are made, until they are durable: a blob that
+	// found one before that could vanish with it.
+	names sync.RWMutex
 }
 
 // OpenBlobs returns the blobs in dir, creating the directory if needed.
 func OpenBlobs(dir string) (*Blobs, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open blobs: %w", err)
+	}
+	// A process that was killed may have left directories that are not durable.
+	if err := syncDir(dir); err != nil {
 		return nil, fmt.Errorf("open blobs: %w", err)
 	}
 	return &Blobs{dir: dir}, nil
@@ -47,10 +55,10 @@ func (b *Blobs) Put(id string, data []byte) (err error) {
 		return err
 	}
 	dir := filepath.Dir(path)
-	f, err := create(path)
+	f, err := b.create(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = b.makeDir(dir); err == nil {
-			f, err = create(path)
+		if err = b.makeDirs(dir); err == nil {
+			f, err = b.create(path)
 		}
 	}
 	if err != nil {
@@ -73,14 +81,28 @@ func (b *Blobs) Put(id string, data []byte) (err error) {
 	return f.Close()
 }
 
-func create(path string) (*os.File, error) {
+func (b *Blobs) create(path string) (*os.File, error) {
+	b.names.RLock()
+	defer b.names.RUnlock()
 	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 }
 
-// makeDir creates the directory of blobs whose ids end alike.
-func (b *Blobs) makeDir(dir string) error {
+// endings are the letters of [crypto/rand.Text], in which ids end.
+const endings = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+
+// makeDirs creates dir, the directory of blobs whose ids end alike, and those that
+// differ from it in the last letter alone. They share one sync, which the first thousand
+// messages of a server would otherwise make one by one.
+func (b *Blobs) makeDirs(dir string) error {
+	b.names.Lock()
+	defer b.names.Unlock()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
+	}
+	for _, last := range endings {
+		if err := os.MkdirAll(dir[:len(dir)-1]+string(last), 0o700); err != nil {
+			return err
+		}
 	}
 	return syncDir(b.dir)
 }

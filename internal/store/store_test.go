@@ -186,12 +186,16 @@ func TestDatabaseFilesAreTheOwnersOnly(t *testing.T) {
 }
 
 func TestBlobs(t *testing.T) {
-	b, err := store.OpenBlobs(t.TempDir())
+	dir := t.TempDir()
+	b, err := store.OpenBlobs(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Put("blb_ABC", []byte("data")); err != nil {
 		t.Fatal(err)
+	}
+	if made, err := filepath.Glob(filepath.Join(dir, "B?")); len(made) != 32 {
+		t.Errorf("Put made %d directories, %v; want 32, for one sync", len(made), err)
 	}
 	if got, err := b.Get("blb_ABC"); err != nil || string(got) != "data" {
 		t.Errorf("Get = %q, %v", got, err)
