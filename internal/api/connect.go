@@ -19,7 +19,7 @@ const (
 	ConnectWithdrawn = "withdrawn"
 )
 
-// A ConnectCode makes one inbox, once, for whoever shows it first.
+// A ConnectCode creates one inbox for the first client that uses it.
 type ConnectCode struct {
 	ID           string     `json:"id"` // "ccd_…"; not the secret
 	Address      string     `json:"address"`

@@ -88,7 +88,7 @@ func (p Principal) MayCall(tool string) error {
 // Connect is the ID of the system's principal that creates inboxes for connect codes.
 const Connect = "connect"
 
-// Signup is the ID of the system's principal that makes accounts for whoever signs up.
+// Signup is the ID of the system's principal that makes accounts for people who sign up.
 const Signup = "signup"
 
 // A Role says what a person may do in their project. The zero Role has the rights

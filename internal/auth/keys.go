@@ -180,7 +180,7 @@ const usedResolution = 10 * time.Minute
 
 // ErrToolsOnly means that a key names the tools that it may call, and was shown where
 // nothing is called by the name of a tool.
-var ErrToolsOnly = fmt.Errorf("this key calls tools alone, over MCP or email-sandbox's HTTP: use a key without a list of tools (%w)", ErrForbidden)
+var ErrToolsOnly = fmt.Errorf("this key can only call tools, over MCP or email-sandbox's HTTP: use a key without a list of tools (%w)", ErrForbidden)
 
 // CheckKey returns the principal of a key, or [ErrUnauthenticated]. For a key that names
 // its tools, it returns [ErrToolsOnly]: what is not called by the name of a tool would

@@ -44,7 +44,7 @@ func Identify(ctx context.Context, db *store.DB, shown Secret) (Principal, Secre
 	if err != nil {
 		return Principal{}, "", fmt.Errorf("check access token: %w", err)
 	}
-	// The attack: whoever writes the database moves a token's row to another
+	// The attack: somebody who can write the database moves a token's row to another
 	// connection. It then does not open.
 	key, err := seal.FromToken(shown.Reveal(), AccessPlace(connection), sealed)
 	if err != nil {

@@ -40,7 +40,7 @@ func (s *Connections) open(ctx context.Context, c Connection) (Provider, error) 
 	}
 	o, ok := s.conf.Openers[c.Kind]
 	if !ok {
-		return nil, fmt.Errorf("this server connects to no mailboxes of kind %s", c.Kind)
+		return nil, fmt.Errorf("this server does not support mailboxes of kind %s", c.Kind)
 	}
 	return o.Open(ctx, set, s.renewed(c, set))
 }

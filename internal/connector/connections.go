@@ -181,7 +181,7 @@ func (c *Connection) fields() audit.Fields {
 func (s *Connections) prepare(ctx context.Context, set Settings) (Settings, error) {
 	o, ok := s.conf.Openers[set.Kind]
 	if !ok {
-		return Settings{}, fmt.Errorf("%w: kind: this server connects to no mailboxes of kind %.20q", directory.ErrInvalid, set.Kind)
+		return Settings{}, fmt.Errorf("%w: kind: this server does not support mailboxes of kind %.20q", directory.ErrInvalid, set.Kind)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()

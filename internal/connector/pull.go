@@ -123,7 +123,7 @@ func (w *worker) finish(ctx context.Context, b directory.Inbox, in *batch, full 
 // checkChange bounds what a provider says.
 func checkChange(ch Change) error {
 	if ch.ID == "" || len(ch.ID) > maxID || strings.HasPrefix(ch.ID, mailbox.SentPrefix) || strings.ContainsFunc(ch.ID, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
-		return fmt.Errorf("the provider names a message %.60q, which is no id", ch.ID)
+		return fmt.Errorf("the provider sent an invalid message id %.60q", ch.ID)
 	}
 	return nil
 }

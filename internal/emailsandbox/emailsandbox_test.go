@@ -252,8 +252,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// calls is every tool that this door has, and its arguments. Whoever adds a tool to the
-// set core adds its row.
+// calls has every tool of this door and its arguments. A tool that is added to the set
+// core needs a row here.
 var calls = map[string]struct {
 	args string
 	need seal.Scope // what the caller must have in the inbox; empty: nothing

@@ -31,7 +31,7 @@ type mark struct {
 // maxCursorUIDs bounds the UIDs of a cursor of a hostile server.
 const maxCursorUIDs = 600_000
 
-// parseCursor reads a cursor. What is no cursor has expired.
+// parseCursor parses a cursor. A malformed cursor counts as expired.
 func parseCursor(s string) (map[string]mark, error) {
 	var list []mark
 	if s == "" {
@@ -83,7 +83,7 @@ func parseUIDs(s string) (out []imap.UID, err error) {
 			b, err = strconv.ParseUint(to, 10, 32)
 		}
 		if err != nil || a == 0 || b < a || int(b-a)+len(out) > maxCursorUIDs {
-			return nil, fmt.Errorf("%q is no set of UIDs", part)
+			return nil, fmt.Errorf("%q is not a set of UIDs", part)
 		}
 		for u := a; u <= b; u++ {
 			out = append(out, imap.UID(u))

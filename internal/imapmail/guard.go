@@ -75,7 +75,7 @@ func startTLS(ctx context.Context, conn net.Conn, conf *tls.Config) (net.Conn, e
 		return nil, fmt.Errorf("wait for the server's greeting: %w", err)
 	}
 	if !strings.HasPrefix(strings.ToUpper(line), "* OK") {
-		return nil, fmt.Errorf("the server does not greet: %.100q", line)
+		return nil, fmt.Errorf("the server sent no greeting: %.100q", line)
 	}
 	if _, err := io.WriteString(conn, "s1 STARTTLS\r\n"); err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func startTLS(ctx context.Context, conn net.Conn, conf *tls.Config) (net.Conn, e
 		}
 		if rest, ours := strings.CutPrefix(strings.ToUpper(line), "S1 "); ours {
 			if !strings.HasPrefix(rest, "OK") {
-				return nil, fmt.Errorf("the server offers no TLS: %.100q", line)
+				return nil, fmt.Errorf("the server does not offer TLS: %.100q", line)
 			}
 			break
 		}

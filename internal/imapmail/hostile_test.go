@@ -114,17 +114,17 @@ func TestHostileServers(t *testing.T) { //nolint:tparallel // each would count t
 		want    string // in the error of Changes or Fetch
 	}{
 		{"an endless greeting", map[string]string{"GREETING": "ENDLESS * OK |x"}, ""},
-		{"folders without end", map[string]string{"LIST": "ENDLESS |* LIST () \"/\" a\r\n"}, "folders"},
+		{"endless folders", map[string]string{"LIST": "ENDLESS |* LIST () \"/\" a\r\n"}, "folders"},
 		{"a folder with an endless name", map[string]string{"LIST": "ENDLESS * LIST () \"/\" \"|x"}, ""},
 		{"a range of all numbers", map[string]string{"STATUS": "* STATUS INBOX (MESSAGES 1 UIDNEXT 4294967295 UIDVALIDITY 7 HIGHESTMODSEQ 3)\r\n", "SEARCH": "* ESEARCH (TAG \"T9\") UID ALL 1:4294967294\r\n* SEARCH 1:4294967294\r\n"}, ""},
-		{"numbers without end", map[string]string{"SEARCH": "ENDLESS * SEARCH| 1"}, ""},
-		{"messages without end", map[string]string{"FETCH": "ENDLESS |* 1 FETCH (UID 1 FLAGS ())\r\n"}, ""},
-		{"flags without end", map[string]string{"FETCH": "ENDLESS * 1 FETCH (UID 1 FLAGS (|a "}, ""},
+		{"endless numbers", map[string]string{"SEARCH": "ENDLESS * SEARCH| 1"}, ""},
+		{"endless messages", map[string]string{"FETCH": "ENDLESS |* 1 FETCH (UID 1 FLAGS ())\r\n"}, ""},
+		{"endless flags", map[string]string{"FETCH": "ENDLESS * 1 FETCH (UID 1 FLAGS (|a "}, ""},
 		{"a literal of four gigabytes", map[string]string{"FETCH": "ENDLESS * 1 FETCH (UID 1 FLAGS () INTERNALDATE \"23-Nov-2026 10:00:00 +0000\" BODY[]<0> {4294967295}\r\n|x"}, ""},
-		{"nested lists without end", map[string]string{"FETCH": "ENDLESS * 1 FETCH (UID 1 BODYSTRUCTURE |("}, ""},
+		{"endlessly nested lists", map[string]string{"FETCH": "ENDLESS * 1 FETCH (UID 1 BODYSTRUCTURE |("}, ""},
 		{"another answer than asked for", map[string]string{"STATUS": "* STATUS OTHER (MESSAGES 1)\r\n"}, ""},
 		{"a state without numbers", map[string]string{"STATUS": "* STATUS INBOX (MESSAGES 1)\r\n"}, "does not say"},
-		{"unsolicited news without end", map[string]string{"STATUS": "ENDLESS |* 1 EXISTS\r\n"}, ""},
+		{"endless unsolicited data", map[string]string{"STATUS": "ENDLESS |* 1 EXISTS\r\n"}, ""},
 		{"the password in a refusal", map[string]string{"LIST": "%s NO [ALERT] your password is correct horse\r\n!"}, "withheld"},
 		{"a refused sign-in that repeats the password", map[string]string{"LOGIN": "%s NO correct horse\r\n!"}, connector.ErrSignIn.Error()},
 	} {

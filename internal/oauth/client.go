@@ -61,11 +61,11 @@ func CheckRedirect(uri string) error {
 	case u.Scheme == "http" && loopback(u.Hostname()) && u.Opaque == "":
 		return nil
 	case u.Scheme == "http":
-		return errors.New("http leads to this computer alone (127.0.0.1, [::1] or localhost): use https")
+		return errors.New("http is only for this computer (127.0.0.1, [::1] or localhost): use https")
 	case privateScheme().MatchString(u.Scheme):
 		return nil
 	}
-	return fmt.Errorf("the scheme %s is not taken: use https, http to 127.0.0.1, or a private scheme such as com.example.app", u.Scheme)
+	return fmt.Errorf("the scheme %s is not accepted: use https, http to 127.0.0.1, or a private scheme such as com.example.app", u.Scheme)
 }
 
 func loopback(host string) bool {
@@ -185,7 +185,7 @@ func (s *Server) client(ctx context.Context, id string) (c Client, err error) {
 	var uris string
 	err = s.db.Peek(ctx, `select id, name, redirect_uris from oauth_client where id = $1`, []any{printable(id)}, &c.ID, &c.Name, &uris)
 	if errors.Is(err, store.ErrNotFound) {
-		return Client{}, refuse("invalid_client", "client_id: no such program is registered here; it may have been forgotten since nobody used it: let the program connect anew")
+		return Client{}, refuse("invalid_client", "client_id: no such program is registered here; its registration may have been deleted because nobody used it: connect the program again")
 	}
 	c.Redirects = strings.Split(uris, "\n")
 	return c, err

@@ -49,7 +49,7 @@ var challenge = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile
 func (s *Server) Ask(ctx context.Context, base string, q url.Values) (r Request, err error) {
 	for _, name := range Fields {
 		if len(q[name]) > 1 { // RFC 6749, section 3.1
-			return r, refuse("invalid_request", name+": is there more than once")
+			return r, refuse("invalid_request", name+": appears more than once")
 		}
 	}
 	if r.Client, err = s.client(ctx, q.Get("client_id")); err != nil {
@@ -66,7 +66,7 @@ func (s *Server) Ask(ctx context.Context, base string, q url.Values) (r Request,
 	case len(r.State) > maxState || strings.ContainsFunc(r.State, func(c rune) bool { return c < ' ' || c >= 0x7f }):
 		return r, refuse("invalid_request", fmt.Sprintf("state: must be at most %d characters of ASCII", maxState))
 	case q.Get("code_challenge_method") != "S256" || !challenge().MatchString(r.Challenge):
-		return r, refuse("invalid_request", "code_challenge: must be there, by the method S256 (RFC 7636)")
+		return r, refuse("invalid_request", "code_challenge: is required, with the method S256 (RFC 7636)")
 	}
 	if r.Resource, err = resource(base, q.Get("resource")); err != nil {
 		return r, err
@@ -86,7 +86,7 @@ func resource(base, asked string) (string, error) {
 		return tools, nil
 	}
 	// The attack: another server that lets its clients get tokens here, to use them.
-	return "", refuse("invalid_target", "resource: is not of this server; it is "+tools)
+	return "", refuse("invalid_target", "resource: is not this server's, which is "+tools)
 }
 
 // wanted returns the scopes that a program asks for. Without any it asks for all; words
@@ -147,7 +147,7 @@ func (r Request) answer(v url.Values) string {
 // error that wraps [directory.ErrInvalid] for a choice that cannot be made.
 func (s *Server) Allow(ctx context.Context, who auth.Principal, r Request, c Choice) (a Answer, err error) {
 	if !who.Manages() {
-		return a, fmt.Errorf("%s connects no app: only an owner does: %w", who, auth.ErrForbidden)
+		return a, fmt.Errorf("%s may not connect apps, only an owner may: %w", who, auth.ErrForbidden)
 	}
 	if c.Scope = seal.Join(c.Scope); c.Scope == "" || !r.Scope.Includes(c.Scope) {
 		return a, fmt.Errorf("%w: scope: choose one or more of what the app asks for", directory.ErrInvalid)
@@ -229,7 +229,7 @@ func (s *Server) connect(ctx context.Context, tx *store.Tx, who auth.Principal, 
 	}
 	known, err := tx.Changed(ctx, `update oauth_client set used_at = $1 where id = $2`, store.Time(now), r.Client.ID)
 	if err == nil && !known { // it was forgotten while the person read
-		return refuse("invalid_client", "client_id: the program was forgotten: let it connect anew")
+		return refuse("invalid_client", "client_id: the registration was deleted: connect the program again")
 	}
 	if err == nil {
 		_, err = tx.ExecContext(ctx, `insert into oauth_grant (id, project_id, client_id, name, returns_to, credential_id, inbox_id, scope, resource, created_at, created_by)

@@ -118,7 +118,7 @@ type registration struct {
 // decodeRegistration reads a registration out of hostile bytes.
 func decodeRegistration(b []byte) (in registration, err error) {
 	if err := json.Unmarshal(b, &in); err != nil {
-		return in, refuse("invalid_client_metadata", "the body must be a JSON object as in RFC 7591")
+		return in, refuse("invalid_client_metadata", "the body must be a JSON object as RFC 7591 defines it")
 	}
 	for _, v := range in.Responses {
 		if v != "code" {

@@ -17,5 +17,5 @@ var errBusy = refuse("temporarily_unavailable", "too many requests; try again la
 // The answers to codes and tokens that are not valid. Why they are not is not told.
 var (
 	errCode    = refuse("invalid_grant", "code: is unknown, expired or used, or was issued to another client, redirect URI or verifier")
-	errRefresh = refuse("invalid_grant", "refresh_token: is unknown, expired or used, or was issued to another client: connect anew")
+	errRefresh = refuse("invalid_grant", "refresh_token: is unknown, expired or used, or was issued to another client: connect again")
 )

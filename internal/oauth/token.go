@@ -55,7 +55,7 @@ func find(ctx context.Context, tx *store.Tx, id string) (c connection, err error
 func (s *Server) Exchange(ctx context.Context, base string, form url.Values) (Tokens, error) {
 	for name, values := range form {
 		if len(values) > 1 {
-			return Tokens{}, refuse("invalid_request", printable(name)+": is there more than once")
+			return Tokens{}, refuse("invalid_request", printable(name)+": appears more than once")
 		}
 	}
 	switch form.Get("grant_type") {

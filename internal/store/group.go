@@ -12,13 +12,14 @@ import (
 // A writer runs the transactions that write to SQLite, one after the other. Those that
 // wait for their turn while one runs become members of one transaction of the
 // database, and share its sync: SQLite's log is synced once for all of them. A member
-// is told of its commit when that of all is durable; nobody waits for others to come.
+// returns from its commit when the commit of the group is durable. No member waits for
+// further members to arrive.
 //
-//	open ── member ── another waits ──▶ member ── … ── none waits, or groupMax ──▶ commit, all are told
+//	open ── member ── another waits ──▶ member ── … ── none waits, or groupMax ──▶ commit, all return
 //	           └ its function fails: back to its savepoint, the others stay
 //
-// Members see what the former ones have written, as if those were committed. If the
-// commit fails, it fails for all.
+// Members see the writes of earlier members, as if those were committed. If the commit
+// fails, it fails for all members.
 type writer struct {
 	conns *sql.DB
 
@@ -27,7 +28,7 @@ type writer struct {
 	group   *group       // nil if no transaction is open
 }
 
-// groupMax bounds the members of one transaction, so that the first ones are told soon.
+// groupMax bounds the members of one transaction, so that the first ones return soon.
 const groupMax = 64
 
 // A group is a transaction with its members.
