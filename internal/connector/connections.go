@@ -109,7 +109,7 @@ func New(log *slog.Logger, db *store.DB, post *mailbox.PostOffice, secrets *secr
 		return nil, err
 	}
 	s := &Connections{log: log, db: db, post: post, box: box, conf: c, wake: newWakes()}
-	post.Carry(s, s.wake.inbox)
+	post.Carry(s, s.wake.inbox, shown)
 	return s, nil
 }
 

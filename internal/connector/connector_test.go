@@ -232,7 +232,7 @@ func (w *world) start(s *shelf) {
 	w.t.Helper()
 	log := slog.New(slog.NewTextHandler(w.t.Output(), nil))
 	w.gate = oversight.NewGate(log, w.db, oversighttest.Rules(nil))
-	w.post = mailbox.New(log, w.db, w.gate, mailbox.Config{Blobs: w.blobs, Domain: "agents.test", Secret: bytes.Repeat([]byte{7}, 32)})
+	w.post = mailbox.New(log, w.db, w.gate, mailbox.Config{Blobs: w.blobs, Domain: "agents.test", Secret: bytes.Repeat([]byte{7}, 32), QuarantineScore: 0.75})
 	secrets, err := secret.New(w.t.Context(), log, w.db, secret.Config{Server: bytes.Repeat([]byte{8}, 32)})
 	if err != nil {
 		w.t.Fatal(err)

@@ -372,7 +372,7 @@ func (w *worker) storeChange(ctx context.Context, tx *store.Tx, b directory.Inbo
 		}
 		id = rows[0].message
 	}
-	before, err := w.copies(ctx, tx, b, id)
+	before, err := copies(ctx, tx, b.ID, id)
 	if err != nil {
 		return err
 	}
@@ -395,7 +395,7 @@ func (w *worker) storeChange(ctx context.Context, tx *store.Tx, b directory.Inbo
 	if _, err := tx.ExecContext(ctx, `delete from connected_message where inbox_id = $1 and remote_id = $2`, b.ID, mailbox.SentPrefix+id); err != nil {
 		return fmt.Errorf("store message of provider: %w", err)
 	}
-	after, err := w.copies(ctx, tx, b, id)
+	after, err := copies(ctx, tx, b.ID, id)
 	if err != nil {
 		return err
 	}
@@ -411,16 +411,22 @@ func notNull(b []byte) []byte {
 }
 
 // copies returns what the provider says about all copies of a message.
-func (w *worker) copies(ctx context.Context, tx *store.Tx, b directory.Inbox, id string) ([]view, error) {
+func copies(ctx context.Context, tx *store.Tx, inbox, id string) ([]view, error) {
 	if id == "" {
 		return nil, nil
 	}
-	rows, err := remotes(ctx, tx, `inbox_id = $1 and message_id = $2 and gone = 0`, b.ID, id)
+	rows, err := remotes(ctx, tx, `inbox_id = $1 and message_id = $2 and gone = 0`, inbox, id)
 	var out []view
 	for _, r := range rows {
 		out = append(out, r.seen)
 	}
 	return out, err
+}
+
+// shown is a [mailbox.ShownFunc].
+func shown(ctx context.Context, tx *store.Tx, inbox, id string) ([]string, error) {
+	views, err := copies(ctx, tx, inbox, id)
+	return together(views).all(), err
 }
 
 // follow changes the labels here as the provider's have changed. What was changed here

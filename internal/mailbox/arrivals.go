@@ -107,7 +107,7 @@ func (x arrivalExecutor) Execute(ctx context.Context, a oversight.Action) oversi
 		who = auth.Principal{Kind: auth.System, ID: "policy", Project: a.Project}
 	}
 	in := func(ctx context.Context, tx *store.Tx, l letter) error {
-		if err := letIn(ctx, tx, l); err != nil {
+		if err := x.m.letIn(ctx, tx, l); err != nil {
 			return err
 		}
 		return x.m.gate.Begin(ctx, tx, a)
@@ -173,9 +173,18 @@ func (m *PostOffice) dropHeld(ctx context.Context, tx *store.Tx, a oversight.Act
 	return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "gate", Project: a.Project}, audit.MessageDrop, id, audit.Fields{"inbox": a.Inbox, "action": a.ID})
 }
 
-// letIn and tellIn store a held message in its inbox, and announce it.
-func letIn(ctx context.Context, tx *store.Tx, l letter) error {
-	return keepLetter(ctx, tx, l)
+// letIn and tellIn store a held message in its inbox, and announce it. In a connected
+// inbox it has the labels of its provider: without them, the next change here would take
+// them off there.
+func (m *PostOffice) letIn(ctx context.Context, tx *store.Tx, l letter) error {
+	if err := keepLetter(ctx, tx, l); err != nil || !l.inbox.Connected || m.shown == nil {
+		return err
+	}
+	labels, err := m.shown(ctx, tx, l.inbox.ID, l.id)
+	if err != nil || len(labels) == 0 {
+		return err
+	}
+	return m.Follow(ctx, tx, l.inbox.ID, l.id, labels, nil)
 }
 
 func (m *PostOffice) tellIn(ctx context.Context, tx *store.Tx, l letter) error {

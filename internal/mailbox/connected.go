@@ -75,11 +75,16 @@ func (m *PostOffice) Connect(ctx context.Context, who auth.Principal, n director
 	return b, key, nil
 }
 
-// Carry sets what sends the mail of mailboxes at other providers, and what is called
-// after labels of their messages have changed here. Call it before anything is served.
-func (m *PostOffice) Carry(c delivery.Carrier, changed func(inbox string)) {
+// A ShownFunc returns the labels that a message of a connected inbox has at its provider,
+// in the form of labels.
+type ShownFunc func(ctx context.Context, tx *store.Tx, inbox, id string) ([]string, error)
+
+// Carry sets what sends the mail of mailboxes at other providers, what is called after
+// labels of their messages have changed here, and what knows the labels that their
+// messages have there. Call it before anything is served.
+func (m *PostOffice) Carry(c delivery.Carrier, changed func(inbox string), shown ShownFunc) {
 	m.Delivery.Use(c)
-	m.changed = changed
+	m.changed, m.shown = changed, shown
 }
 
 // Digests returns keyed hashes of a message of an inbox, of its Message-ID, and of its

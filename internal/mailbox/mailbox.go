@@ -96,6 +96,7 @@ type PostOffice struct {
 	scrub *scrub.Scrubber // told when mail is open in this process
 
 	changed func(inbox string) // called after labels of a connected mailbox have changed; may be nil
+	shown   ShownFunc          // may be nil
 
 	found   *found // recent findings of the content checks
 	reading *semaphore.Keyed

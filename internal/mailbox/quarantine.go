@@ -239,7 +239,7 @@ func (m *PostOffice) Release(ctx context.Context, who auth.Principal, id string)
 	if err := mayJudge(who); err != nil {
 		return err
 	}
-	return m.settle(ctx, who, id, audit.MessageRelease, "", letIn, m.tellIn)
+	return m.settle(ctx, who, id, audit.MessageRelease, "", m.letIn, m.tellIn)
 }
 
 // Drop removes a held message for good. Who is a person.
