@@ -29,6 +29,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/connector"
 	"postern/internal/domain"
 	"postern/internal/gmail"
 	"postern/internal/mailbox"
@@ -64,7 +65,10 @@ type Config struct {
 	Hooks *webhook.Hooks
 	// Secrets are the secrets for sandboxes; nil means that there are none.
 	Secrets *secret.Store
-	Gmail   *gmail.SignIns // nil means that this server connects no mailboxes at Gmail
+	// Mailboxes are the connections to mailboxes at other providers; nil means that the
+	// server connects none.
+	Mailboxes *connector.Connections
+	Gmail     *gmail.SignIns // nil means that this server connects no mailboxes at Gmail
 	// Permits are what people have allowed sandboxes for a time; nil means that there are
 	// none.
 	Permits *permit.Register
@@ -177,7 +181,8 @@ func (s *Server) table() []route {
 		switchHandlers{s}.routes(),
 		webhookHandlers{s}.routes(),
 		secretHandlers{s}.routes(),
-		gmailHandlers{s}.routes(),
+		mailboxHandlers{s}.routes(),
+		gmailHandlers{mailboxHandlers{s}}.routes(),
 		permitHandlers{actionHandlers{reviews{s}}}.routes(),
 		keyHandlers{s}.routes(),
 		connectHandlers{s}.routes(),

@@ -133,6 +133,10 @@ func returnPath(r *http.Request) string {
 	}
 	p := r.URL.EscapedPath()
 	switch {
+	case p == "/console/inboxes/invite", strings.HasPrefix(p, "/console/inboxes/codes/"):
+		return "/console/inboxes"
+	case strings.HasPrefix(p, "/console/mailboxes/gmail/"):
+		return "/console/mailboxes"
 	case strings.HasPrefix(p, "/console/quarantine/"):
 		return "/console/quarantine"
 	case strings.HasPrefix(p, "/console/sending/"):

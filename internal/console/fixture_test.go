@@ -3,6 +3,7 @@ package console_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -19,10 +20,14 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/connector"
 	"postern/internal/console"
 	"postern/internal/directory"
 	"postern/internal/domain"
+	"postern/internal/gmail"
+	"postern/internal/imapmail"
 	"postern/internal/mail"
+	"postern/internal/mailauth"
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
 	"postern/internal/oauth"
@@ -173,6 +178,29 @@ type fixture struct {
 	client                 *http.Client
 	permits                *permit.Register
 	runs                   *ledger
+	mailboxes              *connector.Connections
+	provider               *provider // of the mailboxes over IMAP
+}
+
+// A provider opens mailboxes as another opener does, which a test can set. Without one it
+// knows the password "right", and no mail.
+type provider struct{ connector.Opener }
+
+func (p *provider) Prepare(ctx context.Context, set connector.Settings) (connector.Settings, error) {
+	if p.Opener != nil {
+		return p.Opener.Prepare(ctx, set)
+	}
+	if set.Credential != "right" {
+		return set, fmt.Errorf("%w: imap: %w", directory.ErrInvalid, connector.ErrSignIn)
+	}
+	return set, nil
+}
+
+func (p *provider) Open(ctx context.Context, set connector.Settings, renewed func(context.Context, string) error) (connector.Provider, error) {
+	if p.Opener != nil {
+		return p.Opener.Open(ctx, set, renewed)
+	}
+	return nil, connector.ErrSignIn
 }
 
 const password = "correct horse battery"
@@ -236,9 +264,16 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
+	f.provider = &provider{}
+	f.mailboxes, err = connector.New(log, f.db, f.post, secrets, connector.Config{
+		Instance: "test", Openers: map[connector.Kind]connector.Opener{imapmail.Kind: f.provider, gmail.Kind: f.provider}, Strip: func(raw []byte) []byte { return raw }, Results: mailauth.Given,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	f.runs = &ledger{}
 	f.oauth = oauth.New(log, f.db, f.post, oauth.Config{})
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth})
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Mailboxes: f.mailboxes})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: time.Minute}}
 	s.Start()

@@ -11,7 +11,6 @@ import (
 	"postern/internal/connector"
 	"postern/internal/directory"
 	"postern/internal/gmail"
-	"postern/internal/mail"
 	"postern/internal/store"
 )
 
@@ -33,8 +32,8 @@ type gmailPage struct {
 	State, Code, Error string
 }
 
-// gmailHandlers connects mailboxes at Gmail.
-type gmailHandlers struct{ *Server }
+// gmailHandlers connects mailboxes at Gmail, by a sign-in at Google.
+type gmailHandlers struct{ mailboxHandlers }
 
 func (s gmailHandlers) routes() []route {
 	return []route{
@@ -97,11 +96,6 @@ func (s gmailHandlers) begin(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return s.show(w, r, who, http.StatusOK, gmailPage{URL: started.URL})
 }
 
-func because(err error) string {
-	_, after, _ := strings.Cut(err.Error(), directory.ErrInvalid.Error()+": ")
-	return mail.Printable(after, 600)
-}
-
 // signInCookie is the name of the cookie with a sign-in that waits; see
 // [Server.cookie].
 func (s gmailHandlers) signInCookie() string {
@@ -139,25 +133,21 @@ func (s gmailHandlers) finish(w http.ResponseWriter, r *http.Request, who auth.P
 	}
 	c, err := r.Cookie(s.signInCookie())
 	if err != nil {
-		return s.show(w, r, who, http.StatusBadRequest, gmailPage{Notice: "Nothing was connected: this browser has begun no sign-in, or it has expired. Begin again."})
+		return s.show(w, r, who, http.StatusBadRequest, gmailPage{Notice: "Nothing was connected. This browser has begun no sign-in, or it has expired. Begin again."})
 	}
 	token, connection, _ := strings.Cut(c.Value, ".")
 	s.setSignIn(w, "", -1)
 	a := gmail.Answer{Token: auth.Secret(token), State: r.PostForm.Get("state"), Code: r.PostForm.Get("code"), Error: r.PostForm.Get("error")}
 	con, key, err := in.Finish(r.Context(), who, a, connection, connector.NewConnection{})
-	if errors.Is(err, directory.ErrInvalid) || errors.Is(err, directory.ErrTaken) {
-		why := because(err)
-		if errors.Is(err, directory.ErrTaken) {
-			why = "the mailbox is connected already"
-		}
-		return s.show(w, r, who, http.StatusBadRequest, gmailPage{Notice: "Nothing was connected: " + why + "."})
+	if why, _ := unconnected(err); why != "" {
+		return s.show(w, r, who, http.StatusBadRequest, gmailPage{Notice: "Nothing was connected. " + why})
 	}
 	if err != nil {
 		return err
 	}
 	if key == "" {
-		http.Redirect(w, r, "/console/inboxes/"+con.Inbox, http.StatusSeeOther)
+		http.Redirect(w, r, "/console/mailboxes/"+con.ID, http.StatusSeeOther)
 		return nil
 	}
-	return inboxHandlers(s).showKey(w, who, keyPage{Inbox: directory.Inbox{ID: con.Inbox, Address: con.Address, Project: con.Project}, Key: key.Reveal(), Made: true})
+	return s.showKey(w, who, con, key)
 }

@@ -46,14 +46,15 @@ func (l listedInbox) IsDeleted() bool { return !l.Deleted.IsZero() }
 type inboxesPage struct {
 	Inboxes []listedInbox
 	Deleted []listedInbox
-	Codes   []mailbox.ConnectCode // of agents that connect themselves
+	Codes   []mailbox.ConnectCode // which can be used, or were shown again after their use
+	Ended   []mailbox.ConnectCode // the others
 	Domains []string              // in which inboxes may be made, the server's own first
 	Notice  string
 	Name    string // as typed into a form that could not be taken
 	Display string
 	Domain  string
 	Expires string
-	Gmail   bool // mailboxes at Gmail can be connected
+	Invite  inviteForm
 }
 
 // inboxHandlers manages inboxes, their credentials and limits; it never reads mail.
@@ -64,6 +65,7 @@ func (s inboxHandlers) routes() []route {
 		{"GET", "/console/inboxes", views, s.inboxes},
 		{"POST", "/console/inboxes", manages, s.createInbox},
 		{"POST", "/console/inboxes/invite", manages, s.inviteAgent},
+		{"POST", "/console/inboxes/codes/{id}/withdraw", manages, s.withdrawCode},
 		{"GET", "/console/inboxes/{id}", views, s.inbox},
 		{"POST", "/console/inboxes/{id}/settings", manages, s.changeInbox},
 		{"POST", "/console/inboxes/{id}/limits", manages, s.limitInbox},
@@ -76,22 +78,17 @@ func (s inboxHandlers) routes() []route {
 }
 
 func (s inboxHandlers) inboxes(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	return s.showInboxes(w, r, who, http.StatusOK, "")
+	return s.showInboxes(w, r, who, http.StatusOK, inboxesPage{})
 }
 
-func (s inboxHandlers) showInboxes(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
+func (s inboxHandlers) showInboxes(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, v inboxesPage) error {
 	ctx := r.Context()
-	v := inboxesPage{
-		Gmail:  s.conf.Gmail != nil,
-		Notice: notice, Name: r.PostForm.Get("name"), Display: r.PostForm.Get("display"), Domain: r.PostForm.Get("domain"),
-		Expires: r.PostForm.Get("expires"), Domains: []string{s.post.Directory.Domain()},
-	}
+	v.Domains = []string{s.post.Directory.Domain()}
 	live, err1 := s.post.Directory.Inboxes(ctx, who)
 	gone, err2 := s.post.Deleted(ctx, who)
 	usage, err3 := s.post.Usage(ctx, who)
 	ds, err4 := s.domains.Domains(ctx, who)
 	codes, err5 := s.post.ConnectCodes(ctx, who)
-	v.Codes = codes
 	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return err
 	}
@@ -104,6 +101,13 @@ func (s inboxHandlers) showInboxes(w http.ResponseWriter, r *http.Request, who a
 	for _, d := range ds {
 		if d.Sends() {
 			v.Domains = append(v.Domains, d.Name)
+		}
+	}
+	for _, c := range codes {
+		if isOpen(c) || !c.Again.IsZero() {
+			v.Codes = append(v.Codes, c)
+		} else {
+			v.Ended = append(v.Ended, c)
 		}
 	}
 	return s.render(w, status, page{Name: "inboxes", Title: "Inboxes", Who: who, Here: "inboxes", Body: v})
@@ -162,7 +166,9 @@ func (s inboxHandlers) createInbox(w http.ResponseWriter, r *http.Request, who a
 		b, key, err = s.post.CreateInbox(ctx, who, n, "")
 	}
 	if why := refused(err); why != "" {
-		return s.showInboxes(w, r, who, http.StatusBadRequest, why)
+		return s.showInboxes(w, r, who, http.StatusBadRequest, inboxesPage{
+			Notice: why, Name: r.PostForm.Get("name"), Display: r.PostForm.Get("display"), Domain: r.PostForm.Get("domain"), Expires: r.PostForm.Get("expires"),
+		})
 	}
 	if err != nil {
 		return err

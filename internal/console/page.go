@@ -105,6 +105,8 @@ var funcs = template.FuncMap{
 	"policyInputs":  policyInputs,
 	"flag":          func(f string) string { return strings.ReplaceAll(f, "_", " ") },
 	"mode":          policy.Mode.Means,
+	"modes":         modeChoices,
+	"isOpen":        isOpen,
 	"kind":          func(k any) string { return policy.Kind(fmt.Sprint(k)).Title() }, // a policy.Kind, or a string of a form
 	"domainMeaning": domainMeaning,
 	"recordName":    func(k domain.Kind) string { return or(recordNames[k], string(k)) },

@@ -86,11 +86,15 @@ var least = map[string]auth.Role{
 	"/console/switches/{id}/off":                auth.Owner,
 	"/console/permits/{id}/end":                 auth.Reviewer,
 	"/console/actions/{id}/narrow":              auth.Reviewer,
-	"/console/mailboxes/gmail":                  auth.Owner, "/console/mailboxes/gmail/callback": auth.Owner,
-	"/console/secrets":       auth.Owner,
-	"/console/secrets/{id}":  auth.Owner,
-	"/console/webhooks":      auth.Owner,
-	"/console/webhooks/{id}": auth.Owner,
+	"/console/inboxes/codes/{id}/withdraw":      auth.Owner,
+	"/console/mailboxes":                        auth.Owner,
+	"/console/mailboxes/{id}":                   auth.Owner,
+	"/console/mailboxes/gmail":                  auth.Owner,
+	"/console/mailboxes/gmail/callback":         auth.Owner,
+	"/console/secrets":                          auth.Owner,
+	"/console/secrets/{id}":                     auth.Owner,
+	"/console/webhooks":                         auth.Owner,
+	"/console/webhooks/{id}":                    auth.Owner,
 }
 
 // TestEveryFormNeedsItsRole tries each role on every form, and fails for one that is in no row.
