@@ -19,7 +19,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -31,6 +30,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/connector"
 	"postern/internal/domain"
+	"postern/internal/door"
 	"postern/internal/gmail"
 	"postern/internal/mailbox"
 	"postern/internal/notify"
@@ -197,29 +197,11 @@ func (s *Server) table() []route {
 
 // Handler returns all routes. They are below /console/.
 func (s *Server) Handler() http.Handler {
-	byPath := map[string]map[string]route{}
+	all := door.Routes[route]{}
 	for _, rt := range s.table() {
-		if byPath[rt.path] == nil {
-			byPath[rt.path] = map[string]route{}
-		}
-		byPath[rt.path][rt.method] = rt
+		all.Add(rt.method, rt.path, rt)
 	}
-	mux := http.NewServeMux()
-	for path, methods := range byPath {
-		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			if err := s.serve(w, r, methods); err != nil {
-				s.fail(w, r, err)
-			}
-		})
-	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		s.fail(w, r, fmt.Errorf("page: %w", store.ErrNotFound))
-	})
-	// The attack: a page of another origin, such as a sandbox on this host, submits
-	// a form or runs a script that decides in a person's name.
-	p := http.NewCrossOriginProtection()
-	p.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, errOrigin) }))
-	inner := p.Handler(mux)
+	inner := all.Handler(s.serve, s.fail)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		guard(w.Header())
 		// The attack: DNS rebinding. A name of the attacker's resolves to this
@@ -255,16 +237,7 @@ func (s *Server) knows(host string) bool {
 	return host != "" && (slices.Contains(s.conf.Hosts, host) || slices.Contains(s.conf.Hosts, name))
 }
 
-func (s *Server) serve(w http.ResponseWriter, r *http.Request, methods map[string]route) error {
-	method := r.Method
-	if method == http.MethodHead {
-		method = http.MethodGet
-	}
-	rt, ok := methods[method]
-	if !ok {
-		w.Header().Set("Allow", strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
-		return errMethod
-	}
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, method string, rt route) error {
 	var who auth.Principal
 	if rt.needs != open {
 		var err error

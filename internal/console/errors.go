@@ -10,6 +10,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/door"
 	"postern/internal/oauth"
 	"postern/internal/oversight"
 	"postern/internal/people"
@@ -20,10 +21,8 @@ import (
 )
 
 var (
-	errHost   = errors.New("the console is not served under this name")
-	errOrigin = errors.New("the request comes from a page of another site")
-	errMethod = errors.New("this address does not take that method")
-	errLink   = errors.New("the link is not valid")
+	errHost = errors.New("the console is not served under this name")
+	errLink = errors.New("the link is not valid")
 	// errForm means that a form or an address cannot be taken; the text says why.
 	errForm = errors.New("invalid request")
 )
@@ -55,7 +54,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 			http.StatusMisdirectedRequest, "Unknown host name",
 			"The console accepts only configured host names, to prevent DNS rebinding. Open the address that the server printed at startup, or start the server with --host and this name.", "", "",
 		}
-	case errors.Is(err, errOrigin):
+	case errors.Is(err, door.ErrOrigin):
 		f = failure{
 			http.StatusForbidden, "Refused",
 			"The request came from another site. Nothing was changed. If you intended this, use the console directly.", "/console/", "Go to the queue",
@@ -96,7 +95,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		f = failure{http.StatusConflict, "Changed", sentence(oversight.ErrStale.Error()), "/console/", "Go to the queue"}
 	case errors.Is(err, errStreams):
 		f = failure{http.StatusTooManyRequests, "Too many pages", "You have too many console pages open. Close some of them.", "/console/", "Go to the queue"}
-	case errors.Is(err, errMethod):
+	case errors.Is(err, door.ErrMethod):
 		f = failure{http.StatusMethodNotAllowed, "Method not allowed", "Nothing was changed. Use the buttons on the page; links never change anything.", "/console/", "Go to the queue"}
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, webhook.ErrNotFound), errors.Is(err, secret.ErrNotFound):
 		f = failure{http.StatusNotFound, "Not found", "This page does not exist, or you do not have access to it.", "/console/", "Go to the queue"}

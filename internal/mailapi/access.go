@@ -10,6 +10,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/door"
 	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
@@ -103,7 +104,7 @@ func (s access) read(w http.ResponseWriter, r *http.Request, c caller) (done fun
 	}
 	// The attack: a client that requests a large message and never reads the
 	// answer, to keep others from reading theirs.
-	free := patient(w)
+	free := door.Patient(w, answerTime)
 	return func() { free(); leave() }, nil
 }
 

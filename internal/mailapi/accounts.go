@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"postern/internal/api"
+	"postern/internal/door"
 	"postern/internal/keyring"
 	"postern/internal/mailbox"
 )
@@ -38,7 +39,7 @@ func (s accountServer) listAccounts(w http.ResponseWriter, r *http.Request, c ca
 
 func (s accountServer) createAccount(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.NewAccount
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	id, token, err := s.post.Keys.NewAccount(r.Context(), c.Principal, in.Name)

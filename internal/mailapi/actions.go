@@ -10,6 +10,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 )
@@ -192,7 +193,7 @@ func (s actionServer) decide(w http.ResponseWriter, r *http.Request, c caller) e
 		return err
 	}
 	var in api.Decision
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	d, err := decisionOf(id, in)
@@ -214,7 +215,7 @@ func (s actionServer) resolve(w http.ResponseWriter, r *http.Request, c caller) 
 		return err
 	}
 	var in api.Resolution
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	state := oversight.State(in.State)

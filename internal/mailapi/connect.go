@@ -8,6 +8,7 @@ import (
 	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/door"
 	"postern/internal/mailbox"
 	"postern/internal/policy"
 	"postern/internal/seal"
@@ -63,7 +64,7 @@ func (s connectServer) list(w http.ResponseWriter, r *http.Request, c caller) er
 
 func (s connectServer) create(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.NewConnectCode
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	n := mailbox.NewConnectCode{Address: in.Address, DisplayName: in.DisplayName, Mode: policy.Mode(in.Mode)}
@@ -113,7 +114,7 @@ func (s connectServer) connect(w http.ResponseWriter, r *http.Request, _ caller)
 		return err
 	}
 	var in api.Connect
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	b, scope, key, err := s.post.Redeem(r.Context(), auth.Secret(in.Code))

@@ -7,6 +7,7 @@ import (
 	"postern/internal/api"
 	"postern/internal/connector"
 	"postern/internal/directory"
+	"postern/internal/door"
 	"postern/internal/policy"
 )
 
@@ -51,7 +52,7 @@ func (s connectionServer) list(w http.ResponseWriter, r *http.Request, c caller)
 
 func (s connectionServer) connect(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.NewConnection
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if in.Kind == "" || in.Address == "" || in.Credential == "" {
@@ -114,7 +115,7 @@ func (s connectionServer) resync(w http.ResponseWriter, r *http.Request, c calle
 
 func (s connectionServer) signIn(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.ConnectionCredential
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if in.Credential == "" {

@@ -10,6 +10,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/mailbox"
 	"postern/internal/signing"
 )
@@ -72,7 +73,7 @@ func (s deliveryServer) countSuppressed(w http.ResponseWriter, r *http.Request, 
 
 func address(r *http.Request) (string, error) {
 	var in api.Address
-	err := decode(r, &in)
+	err := door.Decode(r, &in)
 	return in.Address, err
 }
 
@@ -140,7 +141,7 @@ func (s deliveryServer) lift(w http.ResponseWriter, r *http.Request, c caller) e
 		return fmt.Errorf("only a person lifts a suspension: %w", auth.ErrForbidden)
 	}
 	var in api.Lift
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if in.Reason = strings.TrimSpace(in.Reason); in.Reason == "" || len(in.Reason) > 1000 {

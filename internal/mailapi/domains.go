@@ -9,6 +9,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/domain"
+	"postern/internal/door"
 )
 
 // A domainServer serves the domains that a project brought.
@@ -89,7 +90,7 @@ func (s domainServer) listDomains(w http.ResponseWriter, r *http.Request, c call
 
 func (s domainServer) addDomain(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.NewDomain
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	d, err := s.domains.Add(r.Context(), c.Principal, in.Domain)

@@ -9,6 +9,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/directory"
+	"postern/internal/door"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/store"
@@ -93,7 +94,7 @@ func (s draftServer) createDraft(w http.ResponseWriter, r *http.Request, c calle
 	}
 	defer done()
 	var in api.NewDraft
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	o, err := outgoingDraft(r, &in)
@@ -128,7 +129,7 @@ func (s draftServer) updateDraft(w http.ResponseWriter, r *http.Request, c calle
 	}
 	defer done()
 	var in api.DraftUpdate
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	o, err := outgoingDraft(r, &in.NewDraft)
@@ -208,7 +209,7 @@ func (s draftServer) getDraftAttachment(w http.ResponseWriter, r *http.Request, 
 	if err != nil || i < 0 || i >= len(o.Attachments) || strconv.Itoa(i) != r.PathValue("index") {
 		return fmt.Errorf("attachment in the path: draft %s has %d, counted from 0: %w", d.ID, len(o.Attachments), store.ErrNotFound)
 	}
-	download(w, fileType(o.Attachments[i].ContentType), fileName(o.Attachments[i].Name))
+	door.Download(w, door.FileType(o.Attachments[i].ContentType), door.FileName(o.Attachments[i].Name))
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(o.Attachments[i].Data))
 	return nil
 }
@@ -240,7 +241,7 @@ func (s draftServer) sendDraft(w http.ResponseWriter, r *http.Request, c caller)
 	}
 	defer done()
 	var in api.SendDraft
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	how := api.NewMessage{SendAt: in.SendAt, GateTiming: in.GateTiming, UndoSeconds: in.UndoSeconds, Bulk: in.Bulk, AllowDuplicate: in.AllowDuplicate}

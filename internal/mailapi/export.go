@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/keyring"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
@@ -37,14 +38,6 @@ func (p patientWriter) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// patient bounds the time for an answer as a whole; what it returns takes the
-// bound off a connection that goes on.
-func patient(w http.ResponseWriter) (done func()) {
-	rc := http.NewResponseController(w)
-	_ = rc.SetWriteDeadline(time.Now().Add(answerTime)) // not every connection has deadlines
-	return func() { _ = rc.SetWriteDeadline(time.Time{}) }
-}
-
 // answerTime is how long who reads a large answer may take for it.
 const answerTime = 5 * time.Minute
 
@@ -65,8 +58,8 @@ func (s exportServer) exportInbox(w http.ResponseWriter, r *http.Request, c call
 		return err
 	}
 	defer done()
-	defer patient(w)()
-	download(w, "application/mbox", k.Inbox()+".mbox")
+	defer door.Patient(w, answerTime)()
+	door.Download(w, "application/mbox", k.Inbox()+".mbox")
 	out := bufio.NewWriterSize(patientWriter{w}, 64<<10)
 	_, err = s.post.Export(r.Context(), c.Principal, k, out)
 	if err == nil {

@@ -9,6 +9,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/connector"
 	"postern/internal/directory"
+	"postern/internal/door"
 	"postern/internal/gmail"
 	"postern/internal/policy"
 )
@@ -28,7 +29,7 @@ func (s gmailServer) routes() []route {
 
 func (s gmailServer) begin(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.NewGmailSignIn
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	out, err := s.signIns.Begin(r.Context(), c.Principal, gmail.Request{
@@ -43,7 +44,7 @@ func (s gmailServer) begin(w http.ResponseWriter, r *http.Request, c caller) err
 
 func (s gmailServer) finish(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.NewGmailMailbox
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if in.Connection != "" && (in.DisplayName != "" || in.Mode != "" || in.Since != nil || in.Most != 0) {

@@ -6,6 +6,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/mailbox"
 )
 
@@ -45,7 +46,7 @@ func (s grantServer) grant(w http.ResponseWriter, r *http.Request, c caller) err
 		return err
 	}
 	var in api.NewGrant
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	n, err := keyRequest(in.NewKey, s.tools)

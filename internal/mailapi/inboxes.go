@@ -15,6 +15,7 @@ import (
 	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/door"
 	"postern/internal/mailbox"
 	"postern/internal/policy"
 	"postern/internal/store"
@@ -135,7 +136,7 @@ func (s inboxServer) createInbox(w http.ResponseWriter, r *http.Request, c calle
 		Domain       string `json:"domain"`
 		DisplayName2 string `json:"displayName"`
 	}
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if err := s.room(r.Context(), c); err != nil {
@@ -208,7 +209,7 @@ func (s inboxServer) getInbox(w http.ResponseWriter, r *http.Request, c caller) 
 
 func (s inboxServer) updateInbox(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.InboxChange
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	switch {

@@ -7,6 +7,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/keyring"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
@@ -105,7 +106,7 @@ func (s keyServer) addKey(w http.ResponseWriter, r *http.Request, c caller) erro
 		return err
 	}
 	var in api.NewKey
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	n, err := keyRequest(in, s.tools)
@@ -205,7 +206,7 @@ func (s keyServer) recoverInbox(w http.ResponseWriter, r *http.Request, c caller
 		}
 	}
 	var in api.Recover
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	_, p, key, err := s.post.Keys.Recover(r.Context(), c.Principal, c.key, in.RevokeOthers)

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"postern/internal/api"
+	"postern/internal/door"
 	"postern/internal/mailbox"
 	"postern/internal/store"
 )
@@ -47,7 +48,7 @@ func (s labelServer) changeLabels(w http.ResponseWriter, r *http.Request, c call
 		return err
 	}
 	var in api.LabelChange
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	// A database need not see what cannot be an id.

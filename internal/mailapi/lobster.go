@@ -15,6 +15,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/door"
 	"postern/internal/event"
 	"postern/internal/keyring"
 	"postern/internal/mail"
@@ -133,7 +134,7 @@ func (s lobsterServer) lobsterVerify(w http.ResponseWriter, r *http.Request, _ c
 	var in struct {
 		Handle string `json:"handle"`
 	}
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	answer(w, http.StatusOK, map[string]any{
@@ -384,7 +385,7 @@ func (s lobsterServer) lobsterAttachment(w http.ResponseWriter, r *http.Request,
 	}
 	defer done()
 	answer(w, http.StatusOK, map[string]any{
-		"filename": f.Name, "contentType": fileType(f.ContentType), "sizeBytes": len(f.Data),
+		"filename": f.Name, "contentType": door.FileType(f.ContentType), "sizeBytes": len(f.Data),
 		"downloadUrl": "data:application/octet-stream;base64," + base64.StdEncoding.EncodeToString(f.Data),
 	})
 	return nil
@@ -429,7 +430,7 @@ func (s lobsterServer) lobsterSend(w http.ResponseWriter, r *http.Request, c cal
 	}
 	defer done()
 	var in lobsterDraft
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	from, err := mail.ParseAddress("from", in.From)
@@ -552,7 +553,7 @@ func (s lobsterServer) lobsterCreateWebhook(w http.ResponseWriter, r *http.Reque
 		Inbox  string       `json:"inboxId"`
 		Events []event.Type `json:"events"`
 	}
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	who, err := s.lobsterHooks(r, c, in.Inbox)

@@ -16,23 +16,12 @@ package mailapi
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"maps"
-	"mime"
 	"net/http"
 	"net/netip"
-	"reflect"
 	"slices"
-	"strings"
-	"time"
-	"unicode/utf8"
-
-	"golang.org/x/text/encoding"
-	"golang.org/x/text/transform"
 
 	"postern/internal/api"
 	"postern/internal/audit"
@@ -40,6 +29,7 @@ import (
 	"postern/internal/command"
 	"postern/internal/connector"
 	"postern/internal/domain"
+	"postern/internal/door"
 	"postern/internal/gmail"
 	"postern/internal/mailbox"
 	"postern/internal/notify"
@@ -160,22 +150,15 @@ func (s *Server) HandlerFor(who func(*http.Request) (auth.Principal, error)) htt
 type keyAuth struct{ db *store.DB }
 
 func (s keyAuth) byKey(r *http.Request) (caller, error) {
-	key := r.Header.Get("X-Api-Key")
-	if auth.IsBearer(auth.Secret(key)) {
-		return caller{}, auth.ErrUnauthenticated // a session is no key
+	key, err := door.Credential(r)
+	if err != nil {
+		return caller{}, err
 	}
-	if h := r.Header.Get("Authorization"); h != "" {
-		scheme, bearer, _ := strings.Cut(h, " ")
-		if bearer = strings.TrimSpace(bearer); !strings.EqualFold(scheme, "Bearer") || key != "" && key != bearer {
-			return caller{}, auth.ErrUnauthenticated
-		}
-		key = bearer
+	if auth.IsBearer(key) {
+		p, err := auth.CheckBearer(r.Context(), s.db, key)
+		return caller{Principal: p, session: key}, err
 	}
-	if auth.IsBearer(auth.Secret(key)) {
-		p, err := auth.CheckBearer(r.Context(), s.db, auth.Secret(key))
-		return caller{Principal: p, session: auth.Secret(key)}, err
-	}
-	return s.withKey(r.Context(), auth.Secret(key))
+	return s.withKey(r.Context(), key)
 }
 
 func (s keyAuth) withKey(ctx context.Context, key auth.Secret) (caller, error) {
@@ -301,38 +284,19 @@ func (s *Server) routes(who func(*http.Request) (caller, error)) http.Handler {
 // routesFor returns the routes for callers that who finds. It serves those for which
 // open returns nil.
 func (s *Server) routesFor(who func(*http.Request) (caller, error), open func(method, path string) error) http.Handler {
-	byPath := map[string]map[string]offer{}
-	add := func(o offer) {
-		if byPath[o.path] == nil {
-			byPath[o.path] = map[string]offer{}
-		}
-		byPath[o.path][o.method] = o
-	}
+	all := door.Routes[offer]{}
 	for _, rt := range s.table() {
-		add(offer{rt, false})
+		all.Add(rt.method, rt.path, offer{rt, false})
 	}
 	for _, rt := range s.openTable() {
-		add(offer{rt, true})
+		all.Add(rt.method, rt.path, offer{rt, true})
 	}
-	mux := http.NewServeMux()
-	for path, methods := range byPath {
-		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			if err := s.serve(w, r, who, open, methods); err != nil {
-				s.fail(w, r, err)
-			}
-		})
-	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		s.fail(w, r, fmt.Errorf("path: there is nothing at this address: %w", store.ErrNotFound))
-	})
-	// The attack: a web page that makes its reader's browser send requests here.
-	// There is no CORS, and cross-origin requests that change something are refused
-	// before their key is checked.
-	p := http.NewCrossOriginProtection()
-	p.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.fail(w, r, fmt.Errorf("header Origin: requests from web pages are refused: %w", auth.ErrForbidden))
-	}))
-	return p.Handler(mux)
+	return all.Handler(func(w http.ResponseWriter, r *http.Request, method string, rt offer) error {
+		if err := open(method, rt.path); err != nil {
+			return err
+		}
+		return serve(w, r, who, method, rt)
+	}, s.fail)
 }
 
 // minRole is the role that a person needs for a route that changes something. A
@@ -384,35 +348,8 @@ func mayAsk(c caller, method, path string) error {
 	return auth.Need(c.Principal, least)
 }
 
-// takes reports whether the path parameters of a request are valid text.
-// PostgreSQL rejects NUL and invalid UTF-8, which would turn a bad request into an
-// internal error. The inbox parameter is checked where inboxes are looked up: a
-// malformed name must get the same answer as the name of an inbox that the caller
-// may not know.
-func (rt route) takes(r *http.Request) bool {
-	for part := range strings.SplitSeq(rt.path, "/") {
-		name, open := strings.CutPrefix(part, "{")
-		name = strings.TrimSuffix(name, "}")
-		if v := r.PathValue(name); open && name != "inbox" && (!utf8.ValidString(v) || strings.IndexByte(v, 0) >= 0) {
-			return false
-		}
-	}
-	return true
-}
-
-func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Request) (caller, error), open func(method, path string) error, methods map[string]offer) error {
-	method := r.Method
-	if method == http.MethodHead {
-		method = http.MethodGet
-	}
-	rt, ok := methods[method]
-	if !ok {
-		w.Header().Set("Allow", strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
-		return errMethod
-	}
-	if err := open(method, rt.path); err != nil {
-		return err
-	}
+// serve serves a request with its route, for the caller that who finds.
+func serve(w http.ResponseWriter, r *http.Request, who func(*http.Request) (caller, error), method string, rt offer) error {
 	var c caller
 	if !rt.open {
 		var err error
@@ -430,138 +367,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, who func(*http.Re
 	if r.PathValue("inbox") == "me" && c.Inbox != "" { // no inbox has this name, see [directory.ValidName]
 		r.SetPathValue("inbox", c.Inbox)
 	}
-	if !rt.takes(r) {
-		return fmt.Errorf("path: there is nothing at this address: %w", store.ErrNotFound)
-	}
-	if rt.body > 0 {
-		if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != "application/json" {
-			return errMediaType
-		}
-	}
-	r.Body = http.MaxBytesReader(w, r.Body, max(rt.body, -rt.body))
-	w.Header().Set("Cache-Control", "no-store") // caches must not keep mail or keys
-	return rt.serve(w, r, c)
-}
-
-// decode reads the JSON object of a request. Unknown fields are refused: a caller
-// who sets one expects an effect that this version does not have.
-func decode(r *http.Request, v any) error {
-	// Package json replaces invalid UTF-8 by U+FFFD: something else would be
-	// stored than was sent.
-	d := json.NewDecoder(transform.NewReader(r.Body, encoding.UTF8Validator))
-	d.DisallowUnknownFields()
-	err := d.Decode(v)
-	if err == nil {
-		var more any
-		if err = d.Decode(&more); errors.Is(err, io.EOF) {
-			return nil
-		} else if err == nil {
-			err = errors.New("something follows the object")
-		}
-	}
-	var tooBig *http.MaxBytesError
-	var wrong *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &tooBig):
+	if err := door.Admit(w, r, rt.path, rt.body, "inbox"); err != nil {
 		return err
-	case errors.Is(err, encoding.ErrInvalidUTF8):
-		return fmt.Errorf("%w: body: is not valid UTF-8", errRequest)
-	case errors.Is(err, io.EOF):
-		return fmt.Errorf("%w: body: is empty, a JSON object is needed", errRequest)
-	case errors.As(err, &wrong):
-		field := withoutEmbedded(reflect.TypeOf(v), wrong.Field)
-		if field == "" {
-			field = "body"
-		}
-		return fmt.Errorf("%w: %s: must be %s, not %s", errRequest, field, jsonName(wrong.Type), inWords(wrong.Value))
 	}
-	if fields := timeFields(reflect.TypeOf(v)); isTimeError(err) && len(fields) > 0 {
-		return fmt.Errorf("%w: %s: must be a time such as 2027-01-31T12:00:00Z", errRequest, strings.Join(fields, " or "))
-	}
-	msg := strings.TrimPrefix(err.Error(), "json: ")
-	if len(msg) > 200 { // it may quote a name of any length
-		msg = strings.ToValidUTF8(msg[:200], "") + "…"
-	}
-	return fmt.Errorf("%w: body: %s", errRequest, msg)
-}
-
-// jsonName describes a Go type in JSON's terms, for callers who do not know Go.
-func jsonName(t reflect.Type) string {
-	switch t.Kind() {
-	case reflect.String:
-		return "a string"
-	case reflect.Bool:
-		return "true or false"
-	case reflect.Slice, reflect.Array:
-		return "a list"
-	case reflect.Float32, reflect.Float64:
-		return "a number"
-	case reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint32, reflect.Uint64:
-		return "a whole number"
-	default:
-		return "an object"
-	}
-}
-
-// inWords describes the value in an error of package json. Numbers are cut: a
-// caller may send one of any length.
-func inWords(value string) string {
-	kind, number, _ := strings.Cut(value, " ")
-	switch {
-	case kind == "array":
-		return "a list"
-	case kind == "object":
-		return "an object"
-	case kind == "bool":
-		return "true or false"
-	case len(number) > 24:
-		return number[:24] + "…"
-	case number != "":
-		return number
-	default:
-		return "a " + kind
-	}
-}
-
-// withoutEmbedded removes the names of embedded Go types from the path of a
-// field: package json adds them, and callers do not know them.
-func withoutEmbedded(t reflect.Type, path string) string {
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	first, rest, more := strings.Cut(path, ".")
-	if !more || t.Kind() != reflect.Struct {
-		return path
-	}
-	if f, ok := t.FieldByName(first); ok && f.Anonymous && f.Tag.Get("json") == "" {
-		return withoutEmbedded(f.Type, rest)
-	}
-	return path
-}
-
-// isTimeError reports whether err says that a JSON value is no time; package
-// json then does not say of which field.
-func isTimeError(err error) bool {
-	var parse *time.ParseError
-	return errors.As(err, &parse) || strings.HasPrefix(err.Error(), "Time.UnmarshalJSON")
-}
-
-// timeFields returns the names of the fields of a request that take a time.
-func timeFields(t reflect.Type) (names []string) {
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	if t.Kind() != reflect.Struct {
-		return nil
-	}
-	for f := range t.Fields() {
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		switch {
-		case f.Type == reflect.TypeFor[time.Time](), f.Type == reflect.TypeFor[*time.Time]():
-			names = append(names, name)
-		case f.Anonymous:
-			names = append(names, timeFields(f.Type)...)
-		}
-	}
-	return names
+	return rt.serve(w, r, c)
 }

@@ -3,12 +3,11 @@ package mailapi
 import (
 	"bytes"
 	"fmt"
-	"mime"
 	"net/http"
-	"strings"
 	"time"
 
 	"postern/internal/api"
+	"postern/internal/door"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/message"
@@ -101,28 +100,13 @@ func parsedOf(m message.Message, raw []byte) api.FullMessage {
 	return out
 }
 
-// download makes an answer something to keep, which no browser shows as a page
-// of this server's or runs. Name is one of ours or was made safe.
-func download(w http.ResponseWriter, contentType, name string) {
-	h := w.Header()
-	h.Set("Content-Type", contentType)
-	disposition := mime.FormatMediaType("attachment", map[string]string{"filename": name})
-	if disposition == "" {
-		disposition = "attachment"
-	}
-	h.Set("Content-Disposition", disposition)
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Content-Security-Policy", "sandbox; default-src 'none'")
-	h.Set("Cross-Origin-Resource-Policy", "same-origin")
-}
-
 func (s messageServer) getRaw(w http.ResponseWriter, r *http.Request, c caller) error {
 	m, raw, done, err := s.message(w, r, c)
 	if err != nil {
 		return err
 	}
 	defer done()
-	download(w, "message/rfc822", m.ID+".eml")
+	door.Download(w, "message/rfc822", m.ID+".eml")
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(raw))
 	return nil
 }
@@ -133,46 +117,7 @@ func (s messageServer) getAttachment(w http.ResponseWriter, r *http.Request, c c
 		return err
 	}
 	defer done()
-	download(w, fileType(f.ContentType), fileName(f.Name))
+	door.Download(w, door.FileType(f.ContentType), door.FileName(f.Name))
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(f.Data))
 	return nil
-}
-
-// fileType returns the media type that a sender gave a file, unless it is one
-// that browsers and mail programs run, or read as something else than a file.
-func fileType(claimed string) string {
-	const none = "application/octet-stream"
-	t, _, err := mime.ParseMediaType(claimed)
-	if err != nil {
-		return none
-	}
-	main, sub, ok := strings.Cut(t, "/")
-	switch {
-	case !ok || main == "multipart" || main == "message" || main == "model":
-		return none
-	case strings.Contains(sub, "html"), strings.Contains(sub, "xml"), strings.Contains(sub, "script"), strings.Contains(sub, "css"), strings.Contains(sub, "wasm"), strings.Contains(sub, "multipart"), strings.Contains(sub, "shockwave"):
-		return none
-	}
-	return t
-}
-
-// fileName returns a name that is safe to create in any folder. [mail.Read] has
-// taken folders and unseen characters out of it.
-func fileName(name string) string {
-	// The attacks: .bashrc, a device's name, "report.pdf ..", options of commands.
-	name = strings.TrimRight(strings.Map(func(r rune) rune {
-		if strings.ContainsRune(`/\:*?"<>|`, r) || r < ' ' {
-			return '_'
-		}
-		return r
-	}, name), ". ")
-	if name == "" || strings.ContainsRune(".-~ ", rune(name[0])) {
-		name = "_" + name
-	}
-	base, _, _ := strings.Cut(strings.ToUpper(name), ".")
-	base = strings.TrimRight(base, " ")
-	if len(base) == 3 && strings.Contains("CON PRN AUX NUL", base) || len(base) == 4 && (strings.HasPrefix(base, "COM") || strings.HasPrefix(base, "LPT")) {
-		name = "_" + name
-	}
-	return name
 }

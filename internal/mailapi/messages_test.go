@@ -75,18 +75,6 @@ func TestAttachments(t *testing.T) {
 	}
 }
 
-// TestFileName is names that are a trap in some folder.
-func TestFileName(t *testing.T) {
-	for name, want := range map[string]string{
-		"report.pdf": "report.pdf", "..": "_", "": "_", ".ssh": "_.ssh", "-rf": "_-rf", "~": "_~", "a/../b": "a_.._b", `a\b`: "a_b", "nul": "_nul", "COM1.txt": "_COM1.txt",
-		"x.exe. . ": "x.exe", "a:b": "a_b", "über.txt": "über.txt", "con .txt": "_con .txt", "a\x00b": "a_b",
-	} {
-		if got := fileName(name); got != want {
-			t.Errorf("fileName(%q) = %q, want %q", name, got, want)
-		}
-	}
-}
-
 func (f *fixture) list(t *testing.T, query string) (subjects []string, next string) {
 	t.Helper()
 	var out struct {

@@ -7,6 +7,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -38,7 +39,7 @@ func (s modeServer) makeModeCode(w http.ResponseWriter, r *http.Request, c calle
 		return fmt.Errorf("no key makes a code that raises a mode, only an owner does: %w", auth.ErrForbidden)
 	}
 	var in api.NewModeCode
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	code, expires, err := s.post.ModeCode(r.Context(), c.Principal, r.PathValue("inbox"), policy.Mode(in.Mode), in.Reason)
@@ -51,7 +52,7 @@ func (s modeServer) makeModeCode(w http.ResponseWriter, r *http.Request, c calle
 
 func (s modeServer) raiseMode(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.ModeUpgrade
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	b, err := s.post.RaiseMode(r.Context(), c.Principal, r.PathValue("inbox"), auth.Secret(in.Code))
@@ -64,7 +65,7 @@ func (s modeServer) raiseMode(w http.ResponseWriter, r *http.Request, c caller) 
 
 func (s modeServer) requestUpgrade(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.ModeRequest
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	a, err := s.post.RequestMode(r.Context(), c.Principal, "rest", r.PathValue("inbox"), policy.Mode(in.TargetMode), in.Reason)
@@ -109,7 +110,7 @@ func (s modeServer) addAllowed(w http.ResponseWriter, r *http.Request, c caller)
 		return fmt.Errorf("only an owner adds to an allow list; ask for it with POST …/allowlist/requests: %w", auth.ErrForbidden)
 	}
 	var in api.NewAllowEntry
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	e, err := s.post.AllowList.Add(r.Context(), c.Principal, r.PathValue("inbox"), in.Pattern, orZero(in.ExpiresAt))
@@ -138,7 +139,7 @@ func (s modeServer) removeAllowed(w http.ResponseWriter, r *http.Request, c call
 
 func (s modeServer) requestAllowed(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.AllowRequest
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	a, err := s.post.AllowList.Request(r.Context(), c.Principal, "rest", r.PathValue("inbox"), in.Pattern, orZero(in.ExpiresAt), in.Reason)
@@ -159,7 +160,7 @@ func (s modeServer) setOverseers(w http.ResponseWriter, r *http.Request, c calle
 		return fmt.Errorf("only an owner says who oversees: %w", auth.ErrForbidden)
 	}
 	var in api.Overseers
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	list, err := s.post.Overseers.Set(r.Context(), c.Principal, r.PathValue("inbox"), in.Addresses)

@@ -7,6 +7,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/notify"
 )
 
@@ -55,7 +56,7 @@ func (s notifyServer) listReaches(w http.ResponseWriter, r *http.Request, c call
 // aPerson reads the name of a person from a request's body.
 func aPerson(r *http.Request) (string, error) {
 	var in api.NamedPerson
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return "", err
 	}
 	if in.Person == "" || len(in.Person) > 63 {

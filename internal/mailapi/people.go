@@ -10,6 +10,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/people"
 	"postern/internal/store"
 )
@@ -60,7 +61,7 @@ func (s peopleServer) beginSession(w http.ResponseWriter, r *http.Request, _ cal
 		return fmt.Errorf("header Authorization: a key opens no session, a person does, with a password: %w", auth.ErrForbidden)
 	}
 	var in api.SignIn
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	begun, err := s.people.SignIn(r.Context(), in.Name, in.Password, in.Code, s.visit(r))
@@ -108,7 +109,7 @@ func (s peopleServer) stepUp(w http.ResponseWriter, r *http.Request, c caller) e
 		return err
 	}
 	var in api.StepUp
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if err := s.people.StepUp(r.Context(), c.session, auth.Bearer, in.Code, s.visit(r).Remote); err != nil {
@@ -154,7 +155,7 @@ func (s peopleServer) listInvitations(w http.ResponseWriter, r *http.Request, c 
 
 func (s peopleServer) invite(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.NewInvitation
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	v, token, err := s.people.Invite(r.Context(), c.Principal, auth.Invitation{Role: auth.Role(in.Role), Email: in.Email})
@@ -183,7 +184,7 @@ func (s peopleServer) withdraw(w http.ResponseWriter, r *http.Request, c caller)
 // changePerson changes a role, or where a person is told of what waits.
 func (s peopleServer) changePerson(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.PersonChange
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if (in.Role != nil) == (in.Email != nil) {

@@ -8,6 +8,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/oversight"
 	"postern/internal/permit"
 	"postern/internal/policy"
@@ -113,7 +114,7 @@ func (s permitServer) narrow(w http.ResponseWriter, r *http.Request, c caller) e
 		return err
 	}
 	var in api.NarrowedProposal
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if in.Version <= 0 {
@@ -234,20 +235,16 @@ func (s *Server) Inner(who auth.Principal) http.Handler {
 			if p == "/proposals" {
 				w.Header().Set("Allow", "GET, POST")
 			}
-			return errMethod
+			return door.ErrMethod
 		})
 	}
 	// The attack: a web page in a browser inside, which proposes in the agent's name.
-	o := http.NewCrossOriginProtection()
-	o.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.fail(w, r, fmt.Errorf("header Origin: requests from web pages are refused: %w", auth.ErrForbidden))
-	}))
-	return o.Handler(mux)
+	return door.SameOrigin(mux, s.fail)
 }
 
 func (s *Server) propose(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	var p permit.Proposal
-	if err := decode(r, &p); err != nil {
+	if err := door.Decode(r, &p); err != nil {
 		return err
 	}
 	a, err := s.conf.Permits.Propose(r.Context(), who, "proposal", p)

@@ -9,6 +9,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/rulebook"
@@ -84,7 +85,7 @@ func (s policyServer) proposePolicy(w http.ResponseWriter, r *http.Request, c ca
 		return fmt.Errorf("no key proposes a policy: only a person who decides, signed in or at the machine: %w", auth.ErrForbidden)
 	}
 	var in api.NewPolicy
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	a, err := s.book.Propose(r.Context(), s.gate, c.Principal, rulebook.Change{Text: in.Text, Tests: in.Tests, Reason: in.Reason, Replaces: in.Replaces, Via: "rest"})
@@ -149,7 +150,7 @@ func (s policyServer) evaluatePolicy(w http.ResponseWriter, r *http.Request, c c
 		return err
 	}
 	var in api.Evaluation
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	text := active.Text

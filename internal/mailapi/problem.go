@@ -16,6 +16,7 @@ import (
 	"postern/internal/contract"
 	"postern/internal/directory"
 	"postern/internal/domain"
+	"postern/internal/door"
 	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
@@ -35,16 +36,14 @@ import (
 )
 
 var (
-	errMethod    = errors.New("the method is not one of those in the header Allow")
-	errMediaType = errors.New("header Content-Type: must be application/json")
-	errUpgrade   = errors.New("header Upgrade: must be websocket")
+	errUpgrade = errors.New("header Upgrade: must be websocket")
 	// errCrowded means that too many callers wait for events.
 	errCrowded = errors.New("too many wait for events already")
 	// errSignIn does not say which of the three is wrong, so that names cannot be
 	// tried out.
 	errSignIn = errors.New("the name, the password or the code is not right")
 	// errRequest means that a request is malformed; the text names the field.
-	errRequest = errors.New("invalid request")
+	errRequest = door.ErrRequest
 )
 
 // A blockedError is a send that policy does not allow.
@@ -193,9 +192,9 @@ func classify(err error) (code, detail string) {
 		return "too_many_requests", detail
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, keyring.ErrNoKey), errors.Is(err, oauth.ErrNoApp), errors.Is(err, webhook.ErrNotFound), errors.Is(err, secret.ErrNotFound), errors.Is(err, signing.ErrNotFound):
 		return "not_found", detail
-	case errors.Is(err, errMethod):
+	case errors.Is(err, door.ErrMethod):
 		return "method_not_allowed", detail
-	case errors.Is(err, errMediaType):
+	case errors.Is(err, door.ErrMediaType):
 		return "unsupported_media_type", detail
 	}
 	return "internal_error", "internal error"

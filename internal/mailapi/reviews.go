@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"postern/internal/api"
+	"postern/internal/door"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -39,7 +40,7 @@ func (s actionServer) decideAll(w http.ResponseWriter, r *http.Request, c caller
 		return err
 	}
 	var in api.Decisions
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if len(in.Decisions) == 0 || len(in.Decisions) > maxDecisions {
@@ -119,7 +120,7 @@ func (s actionServer) comment(w http.ResponseWriter, r *http.Request, c caller) 
 		return err
 	}
 	var in api.NewComment
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	m, err := s.gate.Comment(r.Context(), c.Principal, id, in.Text, in.ToAgent)
@@ -139,7 +140,7 @@ func (s actionServer) edit(w http.ResponseWriter, r *http.Request, c caller) err
 		return err
 	}
 	var in api.Edit
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	_, err = s.post.ReviseByPerson(r.Context(), c.Principal, id, in.Version, mail.Edit{To: in.To, Cc: in.Cc, Bcc: in.Bcc, Subject: in.Subject, Text: in.Text, Drop: in.Drop})

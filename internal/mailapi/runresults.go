@@ -11,6 +11,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/run"
 )
 
@@ -67,7 +68,7 @@ func (s resultServer) artifact(w http.ResponseWriter, r *http.Request, c caller)
 	if err != nil {
 		return err
 	}
-	download(w, run.MediaType(a), a.Name)
+	door.Download(w, run.MediaType(a), a.Name)
 	w.Header().Set("Repr-Digest", reprDigest(a))
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(data))
 	return nil
@@ -112,7 +113,7 @@ func (s resultServer) statement(w http.ResponseWriter, r *http.Request, c caller
 	if err != nil {
 		return err
 	}
-	download(w, "application/vnd.dsse.envelope.v1+json", found.ID+".intoto.json")
+	door.Download(w, "application/vnd.dsse.envelope.v1+json", found.ID+".intoto.json")
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(b))
 	return nil
 }

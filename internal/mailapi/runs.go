@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"postern/internal/api"
+	"postern/internal/door"
 	"postern/internal/run"
 )
 
@@ -62,7 +63,7 @@ func (s runServer) list(w http.ResponseWriter, r *http.Request, c caller) error 
 
 func (s runServer) propose(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.NewRun
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	p := run.Proposal{Contract: in.Contract, Text: in.ContractText, Task: in.Task, Commands: in.Commands, Answers: in.Answers}
@@ -187,7 +188,7 @@ func (s contractServer) get(w http.ResponseWriter, r *http.Request, c caller) er
 
 func (s contractServer) put(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.ContractText
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	out, err := s.runs.PutContract(r.Context(), c.Principal, r.PathValue("name"), in.Text)
@@ -209,7 +210,7 @@ func (s contractServer) boundary(w http.ResponseWriter, r *http.Request, c calle
 
 func (s contractServer) setBoundary(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.ContractText
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	out, err := s.runs.SetBoundary(r.Context(), c.Principal, in.Text)

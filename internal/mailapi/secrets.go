@@ -6,6 +6,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/secret"
 )
 
@@ -72,7 +73,7 @@ func (s secretServer) list(w http.ResponseWriter, r *http.Request, c caller) err
 
 func (s secretServer) create(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.NewSecret
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	ss, err := s.store()
@@ -110,7 +111,7 @@ func (s secretServer) get(w http.ResponseWriter, r *http.Request, c caller) erro
 
 func (s secretServer) update(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.SecretChange
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	ss, err := s.store()
@@ -131,7 +132,7 @@ func (s secretServer) update(w http.ResponseWriter, r *http.Request, c caller) e
 
 func (s secretServer) rotate(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.SecretValue
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	ss, err := s.store()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"postern/internal/api"
+	"postern/internal/door"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -131,7 +132,7 @@ func (s sendServer) send(w http.ResponseWriter, r *http.Request, c caller) error
 	}
 	defer done()
 	var in api.NewMessage
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	o, err := outgoing(r, &in)
@@ -170,7 +171,7 @@ func (s sendServer) about(w http.ResponseWriter, r *http.Request, c caller, in a
 		return err
 	}
 	defer done()
-	if err := decode(r, in); err != nil {
+	if err := door.Decode(r, in); err != nil {
 		return err
 	}
 	o, err := outgoing(r, common)
@@ -207,7 +208,7 @@ func (s sendServer) revise(w http.ResponseWriter, r *http.Request, c caller) err
 	}
 	defer done()
 	var in api.RevisedMessage
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	o, err := outgoing(r, &in.NewMessage)
@@ -308,7 +309,7 @@ func sendStatusOf(set quota.Sending, left []quota.Quota) api.SendStatus {
 
 func (s sendServer) setSending(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.SendSettings
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	undo, err := undoTime(in.UndoSeconds)

@@ -6,6 +6,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 )
@@ -46,7 +47,7 @@ func (s switchServer) switchOn(w http.ResponseWriter, r *http.Request, c caller)
 		return fmt.Errorf("no key stops or lets go: only a person who is signed in, or the operator at the machine: %w", auth.ErrForbidden)
 	}
 	var in api.NewSwitch
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if err := checkReason(in.Reason); err != nil {

@@ -14,6 +14,7 @@ import (
 	"postern/internal/api"
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/store"
 )
 
@@ -49,7 +50,7 @@ func (s verificationServer) begin(w http.ResponseWriter, r *http.Request, c call
 		return err
 	}
 	var n api.NewVerification
-	if err := decode(r, &n); err != nil {
+	if err := door.Decode(r, &n); err != nil {
 		return err
 	}
 	if len(n.Template) > 300 || !utf8.ValidString(n.Template) {
@@ -78,7 +79,7 @@ func (s verificationServer) end(w http.ResponseWriter, r *http.Request, c caller
 		return fmt.Errorf("id: must be that of a verification: %w", store.ErrNotFound)
 	}
 	var v api.VerificationResult
-	if err := decode(r, &v); err != nil {
+	if err := door.Decode(r, &v); err != nil {
 		return err
 	}
 	if v.Passed < 0 || v.Failed < 0 || v.Passed+v.Failed < 1 || v.Passed > 1000 || v.Failed > 1000 {

@@ -8,6 +8,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/event"
 	"postern/internal/keyring"
 	"postern/internal/seal"
@@ -98,7 +99,7 @@ func (s webhookServer) createWebhook(w http.ResponseWriter, r *http.Request, c c
 		return err
 	}
 	var in api.WebhookChange
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if in.Name == nil {
@@ -136,7 +137,7 @@ func (s webhookServer) updateWebhook(w http.ResponseWriter, r *http.Request, c c
 		return err
 	}
 	var in api.WebhookChange
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	h, err := s.hooks.Update(r.Context(), who, id, hookChange(in))
@@ -168,7 +169,7 @@ func (s webhookServer) rotateWebhook(w http.ResponseWriter, r *http.Request, c c
 		return err
 	}
 	var in api.WebhookRotation
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	both := overlap

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"net/url"
@@ -15,12 +14,10 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/text/encoding"
-	"golang.org/x/text/transform"
-
 	"postern/internal/auth"
 	"postern/internal/directory"
 	"postern/internal/domain"
+	"postern/internal/door"
 	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
@@ -31,10 +28,8 @@ import (
 )
 
 var (
-	errMethod    = errors.New("the method is not one of those in the header Allow")
-	errMediaType = errors.New("header Content-Type: must be application/json")
 	// errRequest means that a request is malformed; the text names the field.
-	errRequest = errors.New("invalid request")
+	errRequest = door.ErrRequest
 	// errAbsent means that MultiMail has something that this server does not have.
 	errAbsent = errors.New("this server does not offer that")
 	// errConflict means that a request does not fit the state of what it is about.
@@ -87,9 +82,9 @@ func statusOf(err error) (status int, text string) {
 		return http.StatusTooManyRequests, text
 	case is(store.ErrNotFound, directory.ErrNoInbox, keyring.ErrNoKey, webhook.ErrNotFound):
 		return http.StatusNotFound, text
-	case is(errMethod):
+	case is(door.ErrMethod):
 		return http.StatusMethodNotAllowed, text
-	case is(errMediaType):
+	case is(door.ErrMediaType):
 		return http.StatusUnsupportedMediaType, text
 	}
 	return http.StatusInternalServerError, "internal error"
@@ -138,39 +133,6 @@ func answer(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
 	_, _ = w.Write(append(b, '\n'))
-}
-
-// decode reads the JSON object of a request. Unknown fields are refused: a caller
-// who sets one expects an effect that this server does not have.
-func decode(r *http.Request, v any) error {
-	// Package json replaces invalid UTF-8 by U+FFFD: something else would be stored
-	// than was sent.
-	d := json.NewDecoder(transform.NewReader(r.Body, encoding.UTF8Validator))
-	d.DisallowUnknownFields()
-	err := d.Decode(v)
-	if err == nil {
-		var more any
-		if err = d.Decode(&more); errors.Is(err, io.EOF) {
-			return nil
-		} else if err == nil {
-			err = errors.New("something follows the object")
-		}
-	}
-	var tooBig *http.MaxBytesError
-	var wrong *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &tooBig):
-		return err
-	case errors.Is(err, io.EOF):
-		return fmt.Errorf("%w: body: is empty, a JSON object is needed", errRequest)
-	case errors.As(err, &wrong) && wrong.Field != "":
-		return fmt.Errorf("%w: %s: has the wrong type", errRequest, wrong.Field)
-	}
-	msg := strings.TrimPrefix(err.Error(), "json: ")
-	if len(msg) > 200 { // it may quote a name of any length
-		msg = strings.ToValidUTF8(msg[:200], "") + "…"
-	}
-	return fmt.Errorf("%w: body: %s", errRequest, msg)
 }
 
 // parameters refuses unknown query parameters: a caller who filters by one would

@@ -4,12 +4,11 @@ import (
 	"bytes"
 	"encoding/base64"
 	"fmt"
-	"mime"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
+	"postern/internal/door"
 	"postern/internal/mail"
 	"postern/internal/seal"
 	"postern/internal/store"
@@ -38,16 +37,7 @@ func (s *Server) getAttachment(w http.ResponseWriter, r *http.Request, c caller)
 		return err
 	}
 	defer done()
-	h := w.Header()
-	h.Set("Content-Type", fileType(f.ContentType))
-	disposition := mime.FormatMediaType("attachment", map[string]string{"filename": safeName(name)})
-	if disposition == "" {
-		disposition = "attachment"
-	}
-	h.Set("Content-Disposition", disposition)
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Content-Security-Policy", "sandbox; default-src 'none'")
-	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	door.Download(w, door.FileType(f.ContentType), door.FileName(name))
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(f.Data))
 	return nil
 }
@@ -62,45 +52,10 @@ func (s *Server) getAttachmentURL(w http.ResponseWriter, r *http.Request, c call
 	}
 	defer done()
 	answer(w, http.StatusOK, map[string]any{
-		"filename": name, "content_type": fileType(f.ContentType), "size_bytes": len(f.Data), "expires_in": 3600,
+		"filename": name, "content_type": door.FileType(f.ContentType), "size_bytes": len(f.Data), "expires_in": 3600,
 		"url": "data:application/octet-stream;base64," + base64.StdEncoding.EncodeToString(f.Data),
 	})
 	return nil
-}
-
-// fileType returns the media type that a sender gave a file, unless it is one that
-// programs run or read as something else than a file.
-func fileType(claimed string) string {
-	const none = "application/octet-stream"
-	t, _, err := mime.ParseMediaType(claimed)
-	if err != nil {
-		return none
-	}
-	top, sub, ok := strings.Cut(t, "/")
-	if !ok || !slices.Contains([]string{"application", "audio", "font", "image", "text", "video"}, top) {
-		return none
-	}
-	for _, runs := range []string{"html", "xml", "script", "css", "wasm", "shockwave"} {
-		if strings.Contains(sub, runs) {
-			return none
-		}
-	}
-	return t
-}
-
-// safeName returns a name that is safe to create in any folder. The attacks: .bashrc,
-// a path, an option of a command.
-func safeName(name string) string {
-	name = strings.TrimRight(strings.Map(func(r rune) rune {
-		if strings.ContainsRune(`/\:*?"<>|`, r) || r < ' ' {
-			return '_'
-		}
-		return r
-	}, name), ". ")
-	if name == "" || strings.ContainsRune(".-~ ", rune(name[0])) {
-		name = "_" + name
-	}
-	return name
 }
 
 func (s *Server) getTags(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -143,7 +98,7 @@ func (s *Server) setTags(w http.ResponseWriter, r *http.Request, c caller) error
 	var in struct {
 		Tags map[string]string `json:"tags"`
 	}
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if len(in.Tags) == 0 {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"postern/internal/door"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
 	"postern/internal/store"
@@ -78,7 +79,7 @@ func (s *Server) addContact(w http.ResponseWriter, r *http.Request, c caller) er
 		Tags      []string `json:"tags"`
 		MailboxID string   `json:"mailbox_id"` // ours; empty means the first by address
 	}
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if in.Name == "" || in.Email == "" {

@@ -8,6 +8,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/domain"
+	"postern/internal/door"
 )
 
 func (s *Server) domainRoutes() []route {
@@ -90,7 +91,7 @@ func (s *Server) addDomain(w http.ResponseWriter, r *http.Request, c caller) err
 	var in struct {
 		Domain string `json:"domain"`
 	}
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	d, err := s.conf.Domains.Add(r.Context(), c.Principal, in.Domain)

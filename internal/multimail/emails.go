@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"postern/internal/door"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/message"
@@ -274,7 +275,7 @@ func (s *Server) content(w http.ResponseWriter, r *http.Request, c caller) (k *s
 	if err != nil {
 		return fail(err)
 	}
-	free := patient(w)
+	free := door.Patient(w, answerTime)
 	done = func() { free(); leave() }
 	if actionForm().MatchString(id) {
 		b, _, err := s.own(r, c)

@@ -10,6 +10,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/door"
 	"postern/internal/keyring"
 	"postern/internal/seal"
 )
@@ -138,7 +139,7 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request, c caller) err
 		Scopes       []string `json:"scopes"`
 		ApprovalCode string   `json:"approval_code"` // nothing here waits for one
 	}
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	scope := seal.Scope("")

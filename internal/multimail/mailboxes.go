@@ -6,6 +6,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/door"
 	"postern/internal/keyring"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -118,7 +119,7 @@ func (s *Server) createMailbox(w http.ResponseWriter, r *http.Request, c caller)
 		AIDisclosure *flag   `json:"ai_disclosure"`
 		ApprovalCode string  `json:"approval_code"` // nothing here waits for one
 	}
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if in.Address == "" {
@@ -213,7 +214,7 @@ func (s *Server) updateMailbox(w http.ResponseWriter, r *http.Request, c caller)
 		return err
 	}
 	var in mailboxChange
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	// Everything is checked before anything is changed.
@@ -294,7 +295,7 @@ func (s *Server) requestUpgrade(w http.ResponseWriter, r *http.Request, c caller
 		TargetMode string `json:"target_mode"`
 		Reason     string `json:"reason"` // ours: owners read it
 	}
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	a, err := s.post.RequestMode(r.Context(), c.Principal, "rest", b.ID, policy.Mode(in.TargetMode), in.Reason)
@@ -319,7 +320,7 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request, c caller) error
 	var in struct {
 		Code string `json:"code"`
 	}
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if b, err = s.post.RaiseMode(r.Context(), c.Principal, b.ID, auth.Secret(in.Code)); err != nil {

@@ -17,16 +17,14 @@ package multimail
 import (
 	"fmt"
 	"log/slog"
-	"maps"
-	"mime"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"postern/internal/auth"
 	"postern/internal/domain"
+	"postern/internal/door"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/semaphore"
@@ -49,6 +47,9 @@ const (
 	maxSending     = 4
 	maxSendingEach = 2 // of one mailbox
 )
+
+// answerTime is how long who reads a large answer may take for it.
+const answerTime = time.Minute
 
 // Config is what a [Server] works with.
 type Config struct {
@@ -88,31 +89,24 @@ func KeyFor(token string) string {
 
 // who returns the caller of a request.
 func (s *Server) who(r *http.Request) (caller, error) {
-	key := r.Header.Get("X-Api-Key")
-	if auth.IsBearer(auth.Secret(key)) {
-		return caller{}, auth.ErrUnauthenticated // a session is no key
+	key, err := door.Credential(r)
+	if err != nil {
+		return caller{}, err
 	}
-	if h := r.Header.Get("Authorization"); h != "" {
-		scheme, bearer, _ := strings.Cut(h, " ")
-		if bearer = strings.TrimSpace(bearer); !strings.EqualFold(scheme, "Bearer") || key != "" && key != bearer {
-			return caller{}, auth.ErrUnauthenticated
-		}
-		key = bearer
-	}
-	if auth.IsBearer(auth.Secret(key)) {
-		p, err := auth.CheckBearer(r.Context(), s.db, auth.Secret(key))
+	if auth.IsBearer(key) {
+		p, err := auth.CheckBearer(r.Context(), s.db, key)
 		return caller{Principal: p}, err
 	}
 	// The same secret under another name. It is translated here and nowhere else, so
 	// that one revocation ends it everywhere.
-	if bare, ok := strings.CutPrefix(key, KeyPrefix); ok {
-		key = "pgr_" + bare
+	if bare, ok := strings.CutPrefix(key.Reveal(), KeyPrefix); ok {
+		key = auth.Secret("pgr_" + bare)
 	}
-	p, err := auth.CheckKey(r.Context(), s.db, auth.Secret(key))
+	p, err := auth.CheckKey(r.Context(), s.db, key)
 	if err == nil && p.Kind == auth.Recovery {
 		err = fmt.Errorf("a recovery key makes a new key of its inbox and does nothing else: %w", auth.ErrForbidden)
 	}
-	return caller{Principal: p, key: auth.Secret(key)}, err
+	return caller{Principal: p, key: key}, err
 }
 
 // A route is one method of one path.
@@ -136,42 +130,14 @@ func (s *Server) table() []route {
 
 // Handler returns the routes.
 func (s *Server) Handler() http.Handler {
-	byPath := map[string]map[string]route{}
+	all := door.Routes[route]{}
 	for _, rt := range s.table() {
-		if byPath[rt.path] == nil {
-			byPath[rt.path] = map[string]route{}
-		}
-		byPath[rt.path][rt.method] = rt
+		all.Add(rt.method, rt.path, rt)
 	}
-	mux := http.NewServeMux()
-	for path, methods := range byPath {
-		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			if err := s.serve(w, r, methods); err != nil {
-				s.fail(w, r, err)
-			}
-		})
-	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		s.fail(w, r, fmt.Errorf("path: there is nothing at this address: %w", store.ErrNotFound))
-	})
-	// The attack: a web page that makes its reader's browser send requests here.
-	p := http.NewCrossOriginProtection()
-	p.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.fail(w, r, fmt.Errorf("header Origin: requests from web pages are refused: %w", auth.ErrForbidden))
-	}))
-	return p.Handler(mux)
+	return all.Handler(s.serve, s.fail)
 }
 
-func (s *Server) serve(w http.ResponseWriter, r *http.Request, methods map[string]route) error {
-	method := r.Method
-	if method == http.MethodHead {
-		method = http.MethodGet
-	}
-	rt, ok := methods[method]
-	if !ok {
-		w.Header().Set("Allow", strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
-		return errMethod
-	}
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, method string, rt route) error {
 	var c caller
 	if !rt.open {
 		var err error
@@ -188,38 +154,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, methods map[strin
 			}
 		}
 	}
-	if !rt.takes(r) {
-		return fmt.Errorf("path: there is nothing at this address: %w", store.ErrNotFound)
+	if err := door.Admit(w, r, rt.path, rt.body, "mailbox"); err != nil {
+		return err
 	}
-	if rt.body > 0 {
-		if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != "application/json" {
-			return errMediaType
-		}
-	}
-	r.Body = http.MaxBytesReader(w, r.Body, rt.body)
-	w.Header().Set("Cache-Control", "no-store") // caches must not keep mail or keys
 	return rt.serve(w, r, c)
-}
-
-// takes reports whether the path parameters of a request are valid text.
-// PostgreSQL rejects NUL and invalid UTF-8. The mailbox is checked where inboxes are
-// looked up: a malformed name gets the same answer as that of somebody else's.
-func (rt route) takes(r *http.Request) bool {
-	for part := range strings.SplitSeq(rt.path, "/") {
-		name, open := strings.CutPrefix(part, "{")
-		name = strings.TrimSuffix(name, "}")
-		if v := r.PathValue(name); open && name != "mailbox" && (!utf8.ValidString(v) || strings.IndexByte(v, 0) >= 0) {
-			return false
-		}
-	}
-	return true
-}
-
-// patient bounds the time for an answer as a whole; what it returns takes the bound
-// off a connection that goes on. The attack: a client that requests large messages
-// and never reads the answers.
-func patient(w http.ResponseWriter) (done func()) {
-	rc := http.NewResponseController(w)
-	_ = rc.SetWriteDeadline(time.Now().Add(time.Minute)) // not every connection has deadlines
-	return func() { _ = rc.SetWriteDeadline(time.Time{}) }
 }

@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -167,7 +168,7 @@ func (s *Server) decide(w http.ResponseWriter, r *http.Request, c caller) error 
 		Action  string `json:"action"`
 		Reason  string `json:"reason"`
 	}
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if in.Action != "approve" && in.Action != "reject" {

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"postern/internal/door"
 	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
@@ -101,7 +102,7 @@ func (s *Server) send(w http.ResponseWriter, r *http.Request, c caller) error {
 	}
 	defer done()
 	var in outgoing
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	o, err := in.message()
@@ -135,7 +136,7 @@ func (s *Server) reply(w http.ResponseWriter, r *http.Request, c caller) error {
 	}
 	defer done()
 	var in outgoing
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	if len(in.To) > 0 || in.Subject != "" {
@@ -222,7 +223,7 @@ func (s *Server) reschedule(w http.ResponseWriter, r *http.Request, c caller) er
 		Subject  *string   `json:"subject"`
 		Markdown *string   `json:"markdown"`
 	}
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	edit := mail.Edit{To: in.To, Cc: in.Cc, Bcc: in.Bcc, Subject: in.Subject, Text: in.Markdown}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/door"
 	"postern/internal/event"
 	"postern/internal/keyring"
 	"postern/internal/seal"
@@ -101,7 +102,7 @@ func (s *Server) createWebhook(w http.ResponseWriter, r *http.Request, c caller)
 		Secret       string   `json:"secret"`
 		ApprovalCode string   `json:"approval_code"` // a person decides on the URL instead
 	}
-	if err := decode(r, &in); err != nil {
+	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
 	who, err := s.hooksOf(r, c, in.MailboxID)
