@@ -170,13 +170,6 @@ type Checker interface {
 	Check(e mail.Envelope) error
 }
 
-// A Finder is a [Provider] that can search for what it sent.
-type Finder interface {
-	// Find reports whether the provider has sent a message with this Message-ID (without
-	// angle brackets).
-	Find(ctx context.Context, messageID string) (bool, error)
-}
-
 // A Kind names a provider: "imap", "gmail".
 type Kind string
 

@@ -35,7 +35,6 @@ const (
 
 var (
 	_ connector.Provider = (*Mailbox)(nil)
-	_ connector.Finder   = (*Mailbox)(nil)
 	_ connector.Opener   = (*Service)(nil)
 	_ connector.Checker  = (*Service)(nil)
 )
@@ -391,13 +390,6 @@ func (m *Mailbox) threadOf(ctx context.Context, raw []byte) (string, error) {
 	}
 	g, err := m.byMessageID(ctx, read.InReplyTo[0], "")
 	return g.ThreadID, err
-}
-
-// Find implements [connector.Finder]. Gmail may give a message another Message-ID than
-// it was sent with; such a one is not found.
-func (m *Mailbox) Find(ctx context.Context, messageID string) (bool, error) {
-	g, err := m.byMessageID(ctx, messageID, "in:sent")
-	return g.ID != "", err
 }
 
 // findSent looks for raw among what was sent since a time: by its Message-ID, and by its

@@ -11,8 +11,6 @@ import (
 	"postern/internal/smtpclient"
 )
 
-var _ connector.Finder = (*Provider)(nil)
-
 // submission returns the server that takes the mailbox's mail.
 func (p *Provider) submission() smtpclient.Submission {
 	addr := p.set.Public[SMTP]
@@ -68,21 +66,4 @@ func (p *Provider) keep(ctx context.Context, raw []byte) {
 		_, err := cmd.Wait()
 		return err
 	})
-}
-
-// Find implements [connector.Finder].
-func (p *Provider) Find(ctx context.Context, messageID string) (bool, error) {
-	if _, err := p.folders(ctx); err != nil {
-		return false, err
-	}
-	f, ok := p.at(connector.Sent)
-	if !ok {
-		return false, nil
-	}
-	box, err := p.pick(ctx, f.name, true)
-	if err != nil {
-		return false, err
-	}
-	found, err := p.search(ctx, &imap.SearchCriteria{Header: []imap.SearchCriteriaHeaderField{{Key: "Message-ID", Value: "<" + messageID + ">"}}}, uint32(max(box.UIDNext, 1)))
-	return len(found) > 0, err
 }
