@@ -42,6 +42,7 @@ type shelf struct {
 	sent     []mail.Envelope
 	changed  chan struct{}
 	opened   int
+	listed   func(n int) // called after n changes were reported, before Changes returns; may be nil
 }
 
 func newShelf() *shelf {
@@ -98,6 +99,7 @@ func (s shelfSession) Changes(_ context.Context, cursor string, b connector.Boun
 		n, _ := strconv.Atoi(cursor)
 		list = slices.Clone(s.log[n-1:])
 	}
+	listed := s.listed
 	var out []connector.Change
 	for _, id := range slices.Backward(list) {
 		m, ok := s.messages[id]
@@ -120,6 +122,9 @@ func (s shelfSession) Changes(_ context.Context, cursor string, b connector.Boun
 		if err := each(ch); err != nil {
 			return "", err
 		}
+	}
+	if listed != nil {
+		listed(len(out))
 	}
 	return next, nil
 }

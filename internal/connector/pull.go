@@ -33,9 +33,11 @@ type found struct {
 	intake *mailbox.Intake // of a new message; nil for one that is left out, known, or a copy
 	digest []byte
 	name   []byte
-	known  bool
-	left   bool // it was left out
-	fresh  bool // it arrived after the connection was made
+	// content is the third of [mailbox.PostOffice.Digests].
+	content []byte
+	known   bool
+	left    bool // it was left out
+	fresh   bool // it arrived after the connection was made
 }
 
 // A batch is what one transaction stores.
@@ -224,24 +226,14 @@ func (w *worker) take(ctx context.Context, b directory.Inbox, ch Change, outside
 // seal recognises a message that is here already, or prepares it as a new one.
 func (w *worker) seal(ctx context.Context, b directory.Inbox, m Message, f *found, in *batch) error {
 	raw := withCRLF(m.Raw)
-	var content []byte
-	f.digest, f.name, content = w.s.post.Digests(b.ID, raw)
+	f.digest, f.name, f.content = w.s.post.Digests(b.ID, raw)
 	f.change.At = m.State // newer than the list
 	if i := slices.IndexFunc(in.list, func(o found) bool { return o.intake != nil && bytes.Equal(o.digest, f.digest) }); i >= 0 {
 		f.same = in.list[i].intake.ID()
 		return nil
 	}
-	err := w.s.db.View(ctx, func(tx *store.Tx) error {
-		rows, err := remotes(ctx, tx, `inbox_id = $1 and message_id <> '' and digest = $2`, b.ID, f.digest)
-		if err == nil && len(rows) == 0 && m.State.Place == Sent {
-			// The provider may have changed the header of what left through it. The attack: a
-			// stranger writes with the Message-ID of a message that was sent; so this is for
-			// what lies among sent messages alone.
-			rows, err = remotes(ctx, tx, `inbox_id = $1 and (name = $2 and length(name) > 0 or content = $3) and remote_id like 'sent:%'`, b.ID, notNull(f.name), content)
-		}
-		if len(rows) > 0 {
-			f.same = rows[0].message
-		}
+	err := w.s.db.View(ctx, func(tx *store.Tx) (err error) {
+		f.same, err = original(ctx, tx, b, f)
 		return err
 	})
 	if err != nil || f.same != "" {
@@ -266,6 +258,21 @@ func (w *worker) seal(ctx context.Context, b directory.Inbox, m Message, f *foun
 	return err
 }
 
+// original returns the message that f is a copy of, or nothing.
+func original(ctx context.Context, tx *store.Tx, b directory.Inbox, f *found) (string, error) {
+	rows, err := remotes(ctx, tx, `inbox_id = $1 and message_id <> '' and digest = $2`, b.ID, f.digest)
+	if err == nil && len(rows) == 0 && f.change.At.Place == Sent {
+		// The provider may have changed the header of what left through it. The attack: a
+		// stranger writes with the Message-ID of a message that was sent; so this is for
+		// what lies among sent messages alone.
+		rows, err = remotes(ctx, tx, `inbox_id = $1 and (name = $2 and length(name) > 0 or content = $3) and remote_id like 'sent:%'`, b.ID, notNull(f.name), f.content)
+	}
+	if err != nil || len(rows) == 0 {
+		return "", err
+	}
+	return rows[0].message, nil
+}
+
 // withCRLF returns raw with lines that end in CR LF.
 func withCRLF(raw []byte) []byte {
 	if bytes.Count(raw, []byte("\n")) == bytes.Count(raw, []byte("\r\n")) {
@@ -276,29 +283,63 @@ func withCRLF(raw []byte) []byte {
 
 // discard removes what was sealed and not stored.
 func (w *worker) discard(in *batch) {
-	var list []*mailbox.Intake
-	for _, f := range in.list {
-		if f.intake != nil {
-			list = append(list, f.intake)
-		}
-	}
+	w.drop(intakes(in.list))
+	*in = batch{}
+}
+
+// drop removes sealed messages that nobody stores.
+func (w *worker) drop(list []*mailbox.Intake) {
 	if err := w.s.post.Discard(list); err != nil {
 		w.s.log.Warn("discard sealed messages", "connection", w.c.ID, "err", err) // the sweep finds them
 	}
-	*in = batch{}
+}
+
+func intakes(list []found) (out []*mailbox.Intake) {
+	for _, f := range list {
+		if f.intake != nil {
+			out = append(out, f.intake)
+		}
+	}
+	return out
+}
+
+// recognise returns list with those messages as copies that have come here since they
+// were sealed, and what was sealed in vain. A message that leaves through the provider
+// can be seen there before it is recorded here.
+func recognise(ctx context.Context, tx *store.Tx, b directory.Inbox, list []found) (now []found, vain []*mailbox.Intake, err error) {
+	now = slices.Clone(list) // the transaction may be retried
+	here := map[string]string{}
+	for i := range now {
+		f := &now[i]
+		if f.intake == nil {
+			if id := here[f.same]; id != "" { // a copy of such a message in the same batch
+				f.same = id
+			}
+			continue
+		}
+		if f.same, err = original(ctx, tx, b, f); err != nil {
+			return nil, nil, err
+		}
+		if f.same != "" {
+			here[f.intake.ID()] = f.same
+			vain, f.intake = append(vain, f.intake), nil
+		}
+	}
+	return now, vain, nil
 }
 
 // store stores a batch, and the cursor if there is one, in one transaction.
 func (w *worker) store(ctx context.Context, b directory.Inbox, in *batch, full bool, seen, largest int, cursor *string) error {
-	err := w.s.db.UpdateIn(ctx, oversight.Turn(b.Project, b.ID), func(tx *store.Tx) error {
-		var letters []*mailbox.Intake
+	var vain []*mailbox.Intake
+	err := w.s.db.UpdateIn(ctx, oversight.Turn(b.Project, b.ID), func(tx *store.Tx) (err error) {
+		var list []found
+		if list, vain, err = recognise(ctx, tx, b, in.list); err != nil {
+			return err
+		}
 		imported, left := 0, 0
-		for _, f := range in.list {
-			if f.intake != nil {
-				letters = append(letters, f.intake)
-				if !f.fresh {
-					imported++
-				}
+		for _, f := range list {
+			if f.intake != nil && !f.fresh {
+				imported++
 			}
 			if f.left {
 				left++
@@ -308,11 +349,11 @@ func (w *worker) store(ctx context.Context, b directory.Inbox, in *batch, full b
 			return err
 		}
 		// Letters first: the labels of a copy may be those of one in this batch.
-		if err := w.s.post.Store(ctx, tx, letters); err != nil {
+		if err := w.s.post.Store(ctx, tx, intakes(list)); err != nil {
 			return err
 		}
-		for i := range in.list {
-			if err := w.storeChange(ctx, tx, b, &in.list[i]); err != nil {
+		for i := range list {
+			if err := w.storeChange(ctx, tx, b, &list[i]); err != nil {
 				return err
 			}
 		}
@@ -333,6 +374,7 @@ func (w *worker) store(ctx context.Context, b directory.Inbox, in *batch, full b
 		}
 		return err
 	}
+	w.drop(vain)
 	*in = batch{}
 	return nil
 }
