@@ -112,3 +112,49 @@ func TestReleasedMailHasItsLabels(t *testing.T) {
 		})
 	}
 }
+
+// TestHeldMailVanishes: what is held and gone at the provider goes, with its bytes and its
+// blob. What waits for the decision on an action stays, and comes in.
+func TestHeldMailVanishes(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []policy.Mode{policy.GatedSend, policy.GatedAll} {
+		storetest.Each(t, func(t *testing.T, db *store.DB) {
+			s := newShelf()
+			w := newWorld(t, db, s)
+			c, who, k := w.connect("b@elsewhere.example", connector.Bounds{}, mode)
+			w.phase(c, connector.Connected)
+			s.put("one", suspicious(1))
+			w.held(c, 1)
+			s.remove("one")
+			count := func(query string) (n int) {
+				err := w.db.View(t.Context(), func(tx *store.Tx) error { return tx.One(t.Context(), query, []any{c.Inbox}, &n) })
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			w.eventually("the provider's message is forgotten", func() bool { return count(`select count(*) from connected_message where inbox_id = $1`) == 0 })
+			if mode == policy.GatedAll {
+				w.held(c, 1)
+				w.approve()
+				w.eventually("it is in the inbox", func() bool { return slices.Equal(w.list(who, k), []string{"s001"}) })
+				return
+			}
+			w.held(c, 0)
+			if n := count(`select bytes from inbox_use where inbox_id = $1`); n != 0 {
+				t.Errorf("%d bytes are in use, want none", n)
+			}
+			w.eventually("its blob is removed", func() bool { return len(w.stored()) == 0 })
+		})
+	}
+}
+
+// stored returns the ids of all blobs.
+func (w *world) stored() (ids []string) {
+	w.t.Helper()
+	err := w.blobs.Old(time.Now().Add(time.Hour), func(list []string) error { ids = append(ids, list...); return nil })
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return ids
+}

@@ -287,8 +287,9 @@ func (m *PostOffice) LabelsOf(ctx context.Context, tx *store.Tx, inbox string, i
 	return out, nil
 }
 
-// Vanish removes the messages of a connected inbox that its provider has no longer: a
-// bounded number at a time, so that it is called until it returns 0.
+// Vanish removes the messages of a connected inbox that its provider has no longer, also
+// those that are held: a bounded number at a time, so that it is called until it returns
+// 0. What waits for the decision on an action stays: it has that decision alone.
 func (m *PostOffice) Vanish(ctx context.Context, b directory.Inbox) (removed int, err error) {
 	const most = 200
 	const gone = `select message_id from connected_message where inbox_id = $1 and gone = 1`
@@ -299,17 +300,22 @@ func (m *PostOffice) Vanish(ctx context.Context, b directory.Inbox) (removed int
 			return err
 		}
 		removed, blobs, err = removeMessages(ctx, tx, b.ID, `id in (`+gone+`) and id not in (`+there+`)`, most)
-		if err != nil || removed == most {
+		if err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, `delete from connected_message where inbox_id = $1 and gone = 1`, b.ID); err != nil {
+		held, err := vanishHeld(ctx, tx, b.ID, `id in (`+gone+`) and id not in (`+there+`)`, most-removed)
+		if err != nil {
 			return err
 		}
-		if removed == 0 {
-			return nil
-		}
+		removed, blobs = removed+len(held), append(blobs, held...)
 		who := auth.Principal{Kind: auth.System, ID: "connector", Project: b.Project}
-		return audit.Append(ctx, tx, who, audit.MailboxVanish, b.ID, audit.Fields{"messages": strconv.Itoa(removed)})
+		if removed > 0 {
+			if err := audit.Append(ctx, tx, who, audit.MailboxVanish, b.ID, audit.Fields{"messages": strconv.Itoa(removed)}); err != nil || removed == most {
+				return err
+			}
+		}
+		_, err = tx.ExecContext(ctx, `delete from connected_message where inbox_id = $1 and gone = 1`, b.ID)
+		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("remove messages that are gone at the provider: %w", err)
@@ -320,6 +326,25 @@ func (m *PostOffice) Vanish(ctx context.Context, b directory.Inbox) (removed int
 		}
 	}
 	return removed, nil
+}
+
+// vanishHeld removes at most so many held messages of an inbox that no action lets in, as
+// part of tx, and returns the ids of their blobs.
+func vanishHeld(ctx context.Context, tx *store.Tx, inbox, where string, most int) (blobs []string, err error) {
+	freed := int64(0)
+	blobs, err = store.List(ctx, tx, func(row func(...any) error) (blob string, err error) {
+		var size int64
+		err = row(&blob, &size)
+		freed += size
+		return blob, err
+	}, `delete from quarantine where inbox_id = $1 and id in (select id from quarantine where inbox_id = $1 and action_id = '' and `+where+` limit `+strconv.Itoa(most)+`) returning blob_id, size`, inbox)
+	if err != nil || len(blobs) == 0 {
+		return nil, err
+	}
+	if _, err := tx.ExecContext(ctx, `update inbox_use set bytes = bytes - $1 where inbox_id = $2`, freed, inbox); err != nil {
+		return nil, fmt.Errorf("measure inbox %s: %w", inbox, err)
+	}
+	return blobs, nil
 }
 
 // noteChange marks messages whose labels have changed here, as part of tx, so that
