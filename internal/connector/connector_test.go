@@ -41,12 +41,13 @@ type shelf struct {
 	applied  []string
 	sent     []mail.Envelope
 	changed  chan struct{}
-	opened   int
-	listed   func(n int) // called after n changes were reported, before Changes returns; may be nil
+	opened   map[string]int // by address
+	// listed is called after n changes were reported, before Changes returns. It may be nil.
+	listed func(n int)
 }
 
 func newShelf() *shelf {
-	return &shelf{messages: map[string]connector.Message{}, password: "right", changed: make(chan struct{}, 1)}
+	return &shelf{messages: map[string]connector.Message{}, password: "right", changed: make(chan struct{}, 1), opened: map[string]int{}}
 }
 
 func (s *shelf) put(id string, m connector.Message) {
@@ -82,7 +83,7 @@ func (s *shelf) Prepare(_ context.Context, set connector.Settings) (connector.Se
 func (s *shelf) Open(_ context.Context, set connector.Settings, _ func(context.Context, string) error) (connector.Provider, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.opened++
+	s.opened[set.Address]++
 	if set.Credential != s.password {
 		return nil, connector.ErrSignIn
 	}
@@ -509,11 +510,24 @@ func TestRefusedCredential(t *testing.T) {
 	if err := w.gate.Decide(t.Context(), w.owner, oversight.Decision{ID: p.ID, Version: p.Version, Digest: p.Hex(), Approve: true}); err != nil {
 		t.Fatal(err)
 	}
-	opened := s.opened
-	time.Sleep(300 * time.Millisecond) // in which nothing may happen
-	if s.opened != opened || len(s.sent) > 0 {
-		t.Errorf("the provider was asked %d times, and got %d messages, with a refused credential", s.opened-opened, len(s.sent))
+	s.mu.Lock()
+	opened := s.opened[c.Address]
+	s.mu.Unlock()
+	w.eventually("the message waits for the sign-in", func() bool {
+		ds, err := w.post.Deliveries(t.Context(), w.owner, p.ID)
+		return err == nil && len(ds) == 2 && strings.Contains(ds[0].Detail, "sign in again")
+	})
+	// Another mailbox is synchronised: so this one had its turn too.
+	other, _, err := w.conns.Connect(t.Context(), w.owner, connector.NewConnection{Settings: connector.Settings{Kind: "shelf", Address: "other@elsewhere.example", Credential: "changed"}})
+	if err != nil {
+		t.Fatal(err)
 	}
+	w.phase(other, connector.Connected)
+	s.mu.Lock()
+	if n := s.opened[c.Address] - opened; n != 0 || len(s.sent) > 0 {
+		t.Errorf("the provider was asked %d times, and got %d messages, with a refused credential", n, len(s.sent))
+	}
+	s.mu.Unlock()
 	if _, err := w.conns.SignIn(t.Context(), w.owner, c.ID, connector.Settings{Credential: "wrong"}); err == nil {
 		t.Error("a wrong credential was taken")
 	}
