@@ -295,7 +295,10 @@ func (p *Provider) sights(ctx context.Context, uids []imap.UID, since uint64) (o
 			cmd := p.c.Fetch(setOf(part), &imap.FetchOptions{UID: true, Flags: true, InternalDate: true, ChangedSince: since})
 			defer func() { _ = cmd.Close() }()
 			for m := cmd.Next(); m != nil; m = cmd.Next() {
-				s := readSight(m)
+				s, _, err := readSight(m, 0)
+				if err != nil {
+					return err
+				}
 				if _, asked := slices.BinarySearch(part, s.uid); asked {
 					out = append(out, s)
 				}
@@ -313,9 +316,9 @@ func (p *Provider) sights(ctx context.Context, uids []imap.UID, since uint64) (o
 	return slices.CompactFunc(out, func(a, b sight) bool { return a.uid == b.uid }), nil
 }
 
-// readSight reads the items of one answer. Items that were not asked for are passed
-// over.
-func readSight(m *imapclient.FetchMessageData) (s sight) {
+// readSight reads the items of one answer, and at most so many octets of the message if
+// that is among them. Items that were not asked for are passed over.
+func readSight(m *imapclient.FetchMessageData, most int64) (s sight, raw []byte, err error) {
 	for item := m.Next(); item != nil; item = m.Next() {
 		switch item := item.(type) {
 		case imapclient.FetchItemDataUID:
@@ -325,10 +328,18 @@ func readSight(m *imapclient.FetchMessageData) (s sight) {
 		case imapclient.FetchItemDataInternalDate:
 			s.received = item.Time
 		case imapclient.FetchItemDataBodySection:
-			_, _ = io.Copy(io.Discard, item.Literal) // bounded by the meter
+			// The attack: BODY[] NIL, which has no literal to read from.
+			if item.Literal == nil {
+				continue
+			}
+			var b bytes.Buffer
+			if _, err := io.Copy(&b, io.LimitReader(item.Literal, most)); err != nil {
+				return s, nil, err
+			}
+			raw = b.Bytes()
 		}
 	}
-	return s
+	return s, raw, nil
 }
 
 // newest leaves the newest most sights of all folders.
@@ -419,26 +430,9 @@ func (p *Provider) Fetch(ctx context.Context, id string) (connector.Message, err
 		cmd := p.c.Fetch(imap.UIDSetNum(uid), &imap.FetchOptions{UID: true, Flags: true, InternalDate: true, BodySection: []*imap.FetchItemBodySection{section}})
 		defer func() { _ = cmd.Close() }()
 		for d := cmd.Next(); d != nil; d = cmd.Next() {
-			var s sight
-			var raw []byte
-			for item := d.Next(); item != nil; item = d.Next() {
-				switch item := item.(type) {
-				case imapclient.FetchItemDataUID:
-					s.uid = item.UID
-				case imapclient.FetchItemDataFlags:
-					s.flags = item.Flags
-				case imapclient.FetchItemDataInternalDate:
-					s.received = item.Time
-				case imapclient.FetchItemDataBodySection:
-					if item.Literal == nil {
-						continue
-					}
-					var b bytes.Buffer
-					if _, err := io.Copy(&b, io.LimitReader(item.Literal, connector.MaxMessage+1)); err != nil {
-						return err
-					}
-					raw = b.Bytes()
-				}
+			s, raw, err := readSight(d, connector.MaxMessage+1)
+			if err != nil {
+				return err
 			}
 			if s.uid == uid && raw != nil && !found {
 				found, m.Raw, m.At, m.State = true, raw, s.received, f.stateOf(s.flags)

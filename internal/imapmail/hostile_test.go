@@ -122,6 +122,7 @@ func TestHostileServers(t *testing.T) { //nolint:tparallel // each would count t
 		{"endless flags", map[string]string{"FETCH": "ENDLESS * 1 FETCH (UID 1 FLAGS (|a "}, ""},
 		{"a literal of four gigabytes", map[string]string{"FETCH": "ENDLESS * 1 FETCH (UID 1 FLAGS () INTERNALDATE \"23-Nov-2026 10:00:00 +0000\" BODY[]<0> {4294967295}\r\n|x"}, ""},
 		{"endlessly nested lists", map[string]string{"FETCH": "ENDLESS * 1 FETCH (UID 1 BODYSTRUCTURE |("}, ""},
+		{"a message without octets", map[string]string{"FETCH": "* 1 FETCH (UID 1 FLAGS () INTERNALDATE \"23-Nov-2026 10:00:00 +0000\" BODY[]<0> NIL)\r\n"}, connector.ErrGone.Error()},
 		{"another answer than asked for", map[string]string{"STATUS": "* STATUS OTHER (MESSAGES 1)\r\n"}, ""},
 		{"a state without numbers", map[string]string{"STATUS": "* STATUS INBOX (MESSAGES 1)\r\n"}, "does not say"},
 		{"endless unsolicited data", map[string]string{"STATUS": "ENDLESS |* 1 EXISTS\r\n"}, ""},
