@@ -49,7 +49,7 @@ func appCommand() *command {
 					if err := l.api.Apps.Revoke(ctx, id); err != nil {
 						return notFoundAs(err, "there is no app %q; postern app list shows them", id)
 					}
-					_, err = fmt.Fprintln(out, "Disconnected. Its tokens are invalid, and it opens nothing that arrives from now on.")
+					_, err = fmt.Fprintln(out, "Disconnected. Its tokens are invalid, and it cannot read mail that arrives from now on.")
 					return err
 				}),
 			},

@@ -218,7 +218,7 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.Cold, "cold", false, "boot each sandbox instead of restoring it from its template's snapshot: slower, and nothing in it was ever in another's memory")
 	fs.BoolVar(&c.Snapshots, "snapshots", false, "let callers make snapshots of their sandboxes and start others from them: what was in memory, secrets too, is then kept on disk until it is deleted")
 	fs.BoolVar(&c.Signup, "signup", false, "whoever reaches this server may make an account (POST /v1/signup), which makes inboxes of its own in the oldest project; what they write waits for a person like everything else")
-	fs.BoolVar(&c.WebhookPrivate, "webhook-private", false, "let webhooks lead to this machine and to private networks, over http too: whoever holds the project's key can then make this server send requests there. Metadata services stay out of reach")
+	fs.BoolVar(&c.WebhookPrivate, "webhook-private", false, "let webhooks lead to this machine and to private networks, over http too: whoever holds the project's key can then make this server send requests there. Metadata services stay unreachable")
 	fs.StringVar(&c.LogLevel, "log", "info", "least `level` that is logged: debug, info, warn or error")
 }
 

@@ -19,7 +19,7 @@ Its 13 tools have the same names, arguments and statuses here: over HTTP at
 "postern pending" and "postern approve", or in the console.`
 	return &command{
 		use:   "gateway",
-		short: "the server, by the name that email-sandbox has for it",
+		short: "the server, under email-sandbox's name for it",
 		below: []*command{start},
 	}
 }

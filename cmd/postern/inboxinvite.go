@@ -13,8 +13,8 @@ import (
 const inviteHelp = `
 Makes a code with which an agent connects itself, and a sentence to paste into
 the agent's chat. The agent needs a shell or another way to make HTTP requests,
-and nothing else. The code makes one new inbox, once, for whoever shows it
-first: treat it like a key. NAME is as for "postern inbox create".
+and nothing else. The code creates one new inbox for the first client that uses
+it: treat it like a key. NAME is as for "postern inbox create".
 
 The code ends after a day unless --expires says otherwise. "postern inbox
 invites" shows what became of it, and whether somebody showed it again after it
@@ -61,7 +61,7 @@ func (n *inboxTool) invite(ctx context.Context, l *local, args []string, out *ou
 }
 
 func printInvite(out *output, c api.ConnectCode) error {
-	_, err := fmt.Fprintf(out, "code  %s\nends  %s\nIt is shown this once, and makes an inbox for whoever shows it first. Paste this to the agent:\n\n  %s\n\n"+
+	_, err := fmt.Fprintf(out, "code  %s\nends  %s\nIt is shown this once. It creates an inbox for the first client that uses it. Paste this to the agent:\n\n  %s\n\n"+
 		"postern inbox invites shows what becomes of it; postern inbox uninvite %s withdraws it.\n", c.Code, orNever(&c.ExpiresAt), printable(c.Prompt), c.ID)
 	return err
 }
@@ -69,7 +69,7 @@ func printInvite(out *output, c api.ConnectCode) error {
 // invitesCommand is "postern inbox invites".
 func (n *inboxTool) invitesCommand() *command {
 	return &command{
-		use: "invites", short: "list the codes of agents, and what became of them", lists: true,
+		use: "invites", short: "list the codes for agents, and how each was used", lists: true,
 		run: onServer(&n.conf, func(ctx context.Context, l *local, args []string, out *output) error {
 			if err := noArgs(args); err != nil {
 				return err
@@ -103,7 +103,7 @@ func (n *inboxTool) uninviteCommand() *command {
 			if err := l.api.Connect.Withdraw(ctx, id); err != nil {
 				return notFoundAs(err, "there is no code %q; postern inbox invites shows them", id)
 			}
-			_, err = fmt.Fprintln(out, "The code makes nothing any more.")
+			_, err = fmt.Fprintln(out, "The code is withdrawn.")
 			return err
 		}),
 	}

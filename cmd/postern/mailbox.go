@@ -133,7 +133,7 @@ func (n *mailboxTool) connectCommand() *command {
 			fs.StringVar(&n.address, "address", "", "`address` of the mailbox")
 			n.serverFlags(fs)
 			fs.StringVar(&n.since, "since", "", "take no older mail than this `time`: 2026-01-31, or 90d for ninety days ago")
-			fs.IntVar(&n.most, "most", 0, "take at most so many older messages, the newest (default: 1000)")
+			fs.IntVar(&n.most, "most", 0, "take at most this many older messages, the newest (default: 1000)")
 			fs.StringVar(&n.mode, "mode", "", "oversight `mode` (default: gated_send); see postern help inbox mode")
 			fs.StringVar(&n.display, "display-name", "", "`name` beside the address in what it sends")
 		},

@@ -29,8 +29,8 @@ type MailboxSettings struct {
 
 func (c *MailboxSettings) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.GmailURL, "gmail-url", "", "`URL` of a server that stands for Gmail and Google's sign-in, for tests (default: Google's own)")
-	fs.BoolVar(&c.MailboxPrivate, "mailbox-private", false, "let connected mailboxes be at servers on this machine and in private networks: an owner of any project can then make this server connect there. Metadata services stay out of reach")
-	pathVar(fs, &c.MailboxRoots, "mailbox-roots", "", "`file` of the certificates by which mail servers of connected mailboxes are known (default: the system's)")
+	fs.BoolVar(&c.MailboxPrivate, "mailbox-private", false, "let connected mailboxes be at servers on this machine and in private networks: an owner of any project can then make this server connect there. Metadata services stay unreachable")
+	pathVar(fs, &c.MailboxRoots, "mailbox-roots", "", "`file` of the certificate authorities that are trusted for the mail servers of connected mailboxes (default: the system's)")
 }
 
 func (c *MailboxSettings) validate(bad func(flag, format string, args ...any)) {

@@ -58,7 +58,7 @@ func gmailCommand(c *Config) *command {
 			fs.StringVar(&t.name, "display-name", "", "`name` of the inbox")
 			fs.StringVar(&t.mode, "mode", "", "oversight `mode` of the inbox (default gated_send)")
 			fs.StringVar(&t.since, "since", "", "take in only messages from this `day` on, as in 2026-01-31")
-			fs.IntVar(&t.most, "most", 0, "take in at most so many `messages` at first, the newest (default 1000)")
+			fs.IntVar(&t.most, "most", 0, "take in at most this many `messages` at first, the newest (default 1000)")
 		},
 		run: onServer(c, func(ctx context.Context, l *local, args []string, out *output) error {
 			if len(args) > 1 {

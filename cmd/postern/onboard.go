@@ -106,7 +106,7 @@ func (n *onboarding) run(ctx context.Context, out *output) error {
 	if len(people) > 0 {
 		fmt.Fprintln(out, "3. Account: there is one. More people: postern person invite")
 	} else {
-		fmt.Fprintf(out, "3. Account: none yet. This prints a link; who opens it makes an account, with a passkey or an app:\n     postern setup --data %s\n   Telegram, for notices: set POSTERN_TELEGRAM_TOKEN for the server, then: postern notify link NAME\n   Slack: not offered. --notify-from sends notices to any address.\n", shellQuote(n.conf.Data))
+		fmt.Fprintf(out, "3. Account: none yet. This prints a link; the person who opens it creates an account, with a passkey or an app:\n     postern setup --data %s\n   Telegram, for notices: set POSTERN_TELEGRAM_TOKEN for the server, then: postern notify link NAME\n   Slack: not offered. --notify-from sends notices to any address.\n", shellQuote(n.conf.Data))
 	}
 	if err := n.agent(ctx, l, out); err != nil {
 		return l.explain(err)
@@ -261,8 +261,8 @@ func (n *onboarding) agent(ctx context.Context, l *local, out *output) error {
 	return printInvite(out, c)
 }
 
-// hosts says how the programs on this machine that speak the Model Context Protocol are
-// told of the tools.
+// hosts prints how to configure the tools in the programs on this machine that speak the
+// Model Context Protocol.
 func hosts(out io.Writer) {
 	var found []string
 	for _, program := range []struct{ file, name string }{{"claude", "Claude Code"}, {"codex", "Codex"}, {"code", "VS Code"}, {"cursor", "Cursor"}, {"windsurf", "Windsurf"}} {

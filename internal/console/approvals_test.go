@@ -178,7 +178,7 @@ func TestEdit(t *testing.T) {
 		status int
 		text   string
 	}{
-		{"a recipient that is none", url.Values{"to": {"nobody"}}, http.StatusBadRequest, "Nothing was changed"},
+		{"an invalid recipient", url.Values{"to": {"nobody"}}, http.StatusBadRequest, "Nothing was changed"},
 		{"a header of its own", url.Values{"subject": {"x\r\nBcc: y@evil.example"}}, http.StatusBadRequest, "Nothing was changed"},
 		{"a file that is not there", url.Values{"drop": {"7"}}, http.StatusBadRequest, "place of a file"},
 		{"of another version", url.Values{"version": {"9"}}, http.StatusConflict, "changed nothing"},

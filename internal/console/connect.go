@@ -30,7 +30,7 @@ func (s connectHandlers) routes() []route {
 	}
 }
 
-var errNoOAuth = fmt.Errorf("this server connects no apps by itself: %w", store.ErrNotFound)
+var errNoOAuth = fmt.Errorf("OAuth for apps is off on this server: %w", store.ErrNotFound)
 
 // scopeMeans says what each of [oauth.Scopes] permits an app.
 //

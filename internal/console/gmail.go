@@ -46,7 +46,7 @@ func (s gmailHandlers) routes() []route {
 
 func (s gmailHandlers) signIns() (*gmail.SignIns, error) {
 	if s.conf.Gmail == nil {
-		return nil, fmt.Errorf("this server connects no mailboxes at Gmail: %w", store.ErrNotFound)
+		return nil, fmt.Errorf("this server does not connect Gmail mailboxes: %w", store.ErrNotFound)
 	}
 	return s.conf.Gmail, nil
 }
@@ -121,7 +121,7 @@ func (s gmailHandlers) back(w http.ResponseWriter, r *http.Request, _ auth.Princ
 	q := r.URL.Query()
 	p := gmailPage{Back: true, State: q.Get("state"), Code: q.Get("code"), Error: q.Get("error")}
 	if len(p.State) > 200 || len(p.Code) > 4096 || len(p.Error) > 200 {
-		return fmt.Errorf("%w: this is no answer of Google's", errForm)
+		return fmt.Errorf("%w: this is not an answer from Google", errForm)
 	}
 	return s.show(w, r, auth.Principal{}, http.StatusOK, p)
 }

@@ -108,7 +108,7 @@ func (m *Mailbox) call(ctx context.Context, r request, out any) error {
 		err = m.once(ctx, r, access, out)
 		if errors.Is(err, errUnauthorized) {
 			if renewed {
-				return fmt.Errorf("%w: Gmail refuses the token that Google has just given", connector.ErrSignIn)
+				return fmt.Errorf("%w: Gmail refuses the token that Google has just issued", connector.ErrSignIn)
 			}
 			renewed, old = true, access
 			continue

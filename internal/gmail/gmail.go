@@ -2,12 +2,12 @@
 // labels and trashes what is in it, and sends through it, by the Gmail API.
 //
 // It is for mailboxes that a person has connected with an OAuth client of their
-// own. It never decides whether a message may leave: who calls [Mailbox.Send] has
-// asked the gate. It keeps no credential, and no error or log line of it has one.
+// own. It never decides whether a message may leave: the caller of [Mailbox.Send] has
+// asked the gate. It keeps no credential, and its errors and log lines contain none.
 //
-// What Google answers is hostile, as everything from another server: answers are
-// bounded, redirects are not followed, and names are made printable by who shows
-// them.
+// Google's answers are hostile input, like everything from another server: they are
+// bounded, redirects are not followed, and the code that shows names makes them
+// printable.
 package gmail
 
 import (

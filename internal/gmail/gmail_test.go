@@ -120,7 +120,7 @@ func TestChangesFollowTheMailbox(t *testing.T) {
 		t.Errorf("waiting on a forgotten history: got %v, want nil", err)
 	}
 	if _, err := m.Changes(t.Context(), "x' or 1", connector.Bounds{}, nil); !errors.Is(err, connector.ErrCursor) {
-		t.Errorf("a cursor that is none: got %v, want ErrCursor", err)
+		t.Errorf("an invalid cursor: got %v, want ErrCursor", err)
 	}
 	// What each refuses ends it.
 	stop := errors.New("stop")
@@ -210,8 +210,8 @@ func TestRates(t *testing.T) {
 		"429":                         {Status: 429, Reason: "rateLimitExceeded", Times: 3},
 		"403":                         {Status: 403, Reason: "userRateLimitExceeded", Message: "User-rate limit exceeded.  Retry after 2020-01-01T00:00:00.000Z", Times: 2},
 		"503":                         {Status: 503, Reason: "backendError", Times: 2, RetryAfter: "0"},
-		"an answer that is no JSON":   {Status: 502, Raw: "<html>"},
-		"a success that is no answer": {Status: 200, Raw: "{"},
+		"an answer that is not JSON":  {Status: 502, Raw: "<html>"},
+		"a success without an answer": {Status: 200, Raw: "{"},
 	} {
 		f.Path = "/profile"
 		g.Fail(f)
@@ -326,9 +326,9 @@ func TestHostileServer(t *testing.T) {
 	each := func(connector.Change) error { return nil }
 	for _, tt := range []struct{ name, path, raw string }{
 		{"an ID that is a path", "/messages", `{"messages":[{"id":"../labels"}]}`},
-		{"an address that is none", "/profile", `{"emailAddress":"x\r\ny","historyId":"1"}`},
-		{"a history that is none", "/profile", `{"emailAddress":"` + ann + `","historyId":"-1"}`},
-		{"pages without end", "/messages", `{"nextPageToken":"again"}`},
+		{"an invalid address", "/profile", `{"emailAddress":"x\r\ny","historyId":"1"}`},
+		{"an invalid history ID", "/profile", `{"emailAddress":"` + ann + `","historyId":"-1"}`},
+		{"endless pages", "/messages", `{"nextPageToken":"again"}`},
 	} {
 		g.Fail(gmailtest.Fault{Path: tt.path, Status: 200, Raw: tt.raw})
 		_, err := m.Changes(ctx, "", connector.Bounds{}, func(c connector.Change) error {
@@ -386,7 +386,7 @@ func TestSend(t *testing.T) {
 		{"the answer is lost", &gmailtest.Fault{Cut: true}, all(mail.Accepted), 1},
 		{"the server fails", &gmailtest.Fault{Status: 503, Reason: "backendError"}, all(mail.Uncertain), 0},
 		{"refused", &gmailtest.Fault{Status: 400, Reason: "invalidArgument", Message: "Recipient address required"}, all(mail.Refused), 0},
-		{"an answer that is no JSON", &gmailtest.Fault{Status: 200, Raw: "<html>"}, all(mail.Accepted), 0},
+		{"an answer that is not JSON", &gmailtest.Fault{Status: 200, Raw: "<html>"}, all(mail.Accepted), 0},
 	} {
 		before := len(g.Sent(ann))
 		if tt.fault != nil {

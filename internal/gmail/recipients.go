@@ -37,10 +37,10 @@ func handOver(e mail.Envelope) ([]byte, error) {
 		name := strings.ToLower(f.name)
 		switch {
 		case name == "bcc", strings.HasPrefix(name, "resent-"), name == "apparently-to":
-			return nil, fieldError(f.name+" header", "cannot be sent through Gmail, which would send the message to whom it names")
+			return nil, fieldError(f.name+" header", "cannot be sent through Gmail, which would also send the message to the recipients that it names")
 		case name == "to", name == "cc", name == "from", name == "sender":
 			if seen[name] {
-				return nil, fieldError(f.name+" header", "stands more than once")
+				return nil, fieldError(f.name+" header", "appears more than once")
 			}
 			seen[name] = true
 			list, err := strictList(f.name, f.value)
@@ -72,7 +72,7 @@ func handOver(e mail.Envelope) ([]byte, error) {
 	}
 	for a := range named {
 		if !slices.ContainsFunc(e.To, func(to string) bool { return fold(to) == a }) {
-			return nil, fieldError("To header", "names %s, who is no recipient: Gmail sends to everybody whom the header names", mail.Printable(a, 200))
+			return nil, fieldError("To header", "names %s, which is not a recipient: Gmail sends to everybody whom the header names", mail.Printable(a, 200))
 		}
 	}
 	if len(hidden) == 0 {
@@ -101,18 +101,18 @@ type headerField struct{ name, value string }
 func fieldsOf(header string) (list []headerField, err error) {
 	for line := range strings.SplitSeq(header, "\r\n") {
 		if strings.ContainsAny(line, "\r\n\x00") {
-			return nil, fieldError("header", "has a line that is not ended by CR LF")
+			return nil, fieldError("header", "has a line that does not end in CR LF")
 		}
 		if line != "" && (line[0] == ' ' || line[0] == '\t') {
 			if len(list) == 0 || strings.Trim(line, " \t") == "" {
-				return nil, fieldError("header", "has a line that continues no field")
+				return nil, fieldError("header", "has a continuation line without a field")
 			}
 			list[len(list)-1].value += line
 			continue
 		}
 		name, value, ok := strings.Cut(line, ":")
 		if !ok || name == "" || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return nil, fieldError("header", "has the line %.60q, which is no field", mail.Printable(line, 60))
+			return nil, fieldError("header", "has the line %.60q, which is not a field", mail.Printable(line, 60))
 		}
 		list = append(list, headerField{name, value})
 	}
@@ -144,7 +144,7 @@ func strictList(field, value string) (list []string, err error) {
 		one = strings.Trim(one, " \t")
 		m := strictMailbox().FindStringSubmatch(one)
 		if m == nil {
-			return nil, fieldError(field+" header", "has %q, which not every program reads in the same way; Gmail sends to whom it reads there: write name <address>, without comments, groups and backslashes", mail.Printable(one, 100))
+			return nil, fieldError(field+" header", "has %q, which not every program reads in the same way, so Gmail might send to somebody else: write name <address>, without comments, groups and backslashes", mail.Printable(one, 100))
 		}
 		name, err := new(mime.WordDecoder).DecodeHeader(m[2])
 		if err != nil || strings.ContainsAny(name, "<>@") {

@@ -94,7 +94,7 @@ func TestConfigured(t *testing.T) {
 		has        bool
 	}{
 		{"/auth.md", "/v1/signup", conf, false},
-		{"/auth.md", "Closed here", conf, true},
+		{"/auth.md", "This is closed", conf, true},
 		{"/auth.md", "/v1/signup", other, true},
 		{"/llms.txt", "sign up yourself", other, true},
 		{"/llms.txt", "sign up yourself", conf, false},

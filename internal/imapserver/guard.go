@@ -213,7 +213,7 @@ func (g *guard) openLiteral(digits string, plus, first bool) (ok bool, err error
 		return false, nil
 	default:
 		// It is on its way, and must not be read as commands.
-		g.bye("a literal of this command is too large, or has no place")
+		g.bye("a literal of this command is too large, or not allowed here")
 		return false, io.EOF
 	}
 }

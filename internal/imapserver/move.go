@@ -93,7 +93,7 @@ func (c *session) transfer(set imap.NumSet, dest string) (*imap.CopyData, error)
 // which it marks as gone.
 func (c *session) move(k *seal.Key, list []int, to mailbox.Folder) (moved []int, err error) {
 	if len(list) > maxMoved && (to == mailbox.FolderArchive || to == mailbox.FolderTrash) {
-		return nil, no(imap.ResponseCodeLimit, fmt.Sprintf("at most %d messages go to the archive or the trash by one command", maxMoved))
+		return nil, no(imap.ResponseCodeLimit, fmt.Sprintf("one command can move at most %d messages to the archive or the trash", maxMoved))
 	}
 	v := c.view
 	switch to {

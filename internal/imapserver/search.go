@@ -21,7 +21,7 @@ const (
 	maxKeyDepth = 50
 )
 
-var errTooDeep = errors.New("the search has too many keys, or keys within keys")
+var errTooDeep = errors.New("the search has too many keys, or they are nested too deeply")
 
 // patience is after how long a program is told that the search goes on.
 const patience = 10 * time.Second

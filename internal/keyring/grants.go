@@ -290,13 +290,13 @@ func (r *Ring) AddThen(ctx context.Context, who auth.Principal, k *seal.Key, n N
 // adds the key.
 func (r *Ring) AddClosed(ctx context.Context, who auth.Principal, inbox string, n NewKey, then func(*store.Tx, Part, auth.Secret) error) (p Part, key auth.Secret, err error) {
 	if !who.Manages() {
-		return Part{}, "", fmt.Errorf("%s adds no keys: only an owner may: %w", who, auth.ErrForbidden)
+		return Part{}, "", fmt.Errorf("%s may not add keys, only an owner may: %w", who, auth.ErrForbidden)
 	}
 	if err := n.check(); err != nil {
 		return Part{}, "", err
 	}
 	if n.Scope.Opens() {
-		return Part{}, "", fmt.Errorf("a key that reads is added with a full key of the inbox: %w", auth.ErrForbidden)
+		return Part{}, "", fmt.Errorf("only a full key of the inbox can add a key that reads: %w", auth.ErrForbidden)
 	}
 	err = r.db.Update(ctx, func(tx *store.Tx) error {
 		b, err := directory.LookupFor(ctx, tx, who, inbox)
@@ -431,7 +431,7 @@ func (r *Ring) Rotate(ctx context.Context, who auth.Principal, k *seal.Key, id s
 // key of its own that it shows.
 func (r *Ring) RotateClosed(ctx context.Context, who auth.Principal, id string) (p Part, key auth.Secret, err error) {
 	if who.Kind != auth.Agent || id != who.ID {
-		return Part{}, "", fmt.Errorf("this key rotates itself alone: %w", auth.ErrForbidden)
+		return Part{}, "", fmt.Errorf("this key can rotate only itself: %w", auth.ErrForbidden)
 	}
 	err = r.db.Update(ctx, func(tx *store.Tx) error {
 		if err := lockInbox(ctx, tx, who.Inbox); err != nil {

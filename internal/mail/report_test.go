@@ -37,7 +37,7 @@ var reportSeeds = map[string]string{
 	"no recipients":                report("delivery-status", notice, "Content-Type: message/delivery-status\r\n\r\nReporting-MTA: dns; mx.example\r\n"),
 	"an action that does not exist": report("delivery-status", "Content-Type: message/delivery-status\r\n\r\nReporting-MTA: dns; x\r\n\r\n"+
 		"Final-Recipient: rfc822; b@q.example\r\nAction: burned\r\nStatus: 5.0.0\r\n"),
-	"an address that is none": report("delivery-status", "Content-Type: message/delivery-status\r\n\r\nReporting-MTA: dns; x\r\n\r\n"+
+	"an invalid address": report("delivery-status", "Content-Type: message/delivery-status\r\n\r\nReporting-MTA: dns; x\r\n\r\n"+
 		"Final-Recipient: rfc822; b\"@q.example, c@q.example\r\nAction: failed\r\nStatus: 5.0.0\r\n"),
 	"plain mail": "From: a@p.example\r\nContent-Type: text/plain\r\n\r\nReporting-MTA: dns; x\r\n",
 	"control characters": report("delivery-status", "Content-Type: message/delivery-status\r\n\r\nReporting-MTA: dns; \x1b[2Jx\r\n\r\n"+
@@ -63,7 +63,7 @@ func TestParseReport(t *testing.T) {
 			Recipients: []ReportRecipient{{Address: "b@q.example"}},
 		},
 		"complaint without recipients": {Kind: AbuseReport, Feedback: "abuse", Reporter: "x"},
-		"no recipients":                nil, "an action that does not exist": nil, "an address that is none": nil, "plain mail": nil,
+		"no recipients":                nil, "an action that does not exist": nil, "an invalid address": nil, "plain mail": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, ok := ParseReport([]byte(reportSeeds[name]))

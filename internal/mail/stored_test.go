@@ -15,7 +15,7 @@ func TestDescribeStored(t *testing.T) {
 		{"plain", "From: bob@example.com\r\nTo: a@agents.test\r\n", ""},
 		{"no author", "To: a@agents.test\r\n", "there is no From address"},
 		{"two authors", "From: bob@example.com, eve@example.com\r\n", "there are 2 From addresses"},
-		{"a recipient that is none", "From: bob@example.com\r\nTo: \"x\r\n", "the header To is not a proper list of addresses"},
+		{"an invalid recipient", "From: bob@example.com\r\nTo: \"x\r\n", "the header To is not a proper list of addresses"},
 		{"answers go elsewhere", "From: bob@example.com\r\nReply-To: eve@example.com\r\n", "answers would go to eve@example.com"},
 	} {
 		got := mail.DescribeStored([]byte(tt.header + "Subject: s\r\n\r\nx\r\n"))

@@ -104,7 +104,7 @@ func (s connectServer) withdraw(w http.ResponseWriter, r *http.Request, c caller
 const connectNotice = "Keep the key in a file that only you read: it is shown this once, and the code works no more. Do not print it and do not send it to anybody. " +
 	"GET /v1/me with the header Authorization: Bearer says what it may do; /llms.txt says how to go on."
 
-// connect makes the inbox of a code for who shows it. Codes that are wrong cost their
+// connect makes the inbox of a code for the client that presents it. Codes that are wrong cost their
 // address a try, as sign-ups do; a code that is right costs none.
 func (s connectServer) connect(w http.ResponseWriter, r *http.Request, _ caller) error {
 	addr := clientOf(r, s.conf.Proxies)

@@ -45,7 +45,7 @@ const (
 	needsNothing
 )
 
-// insideRows is the door into sandboxes: whoever opens a route to them adds its row here.
+// insideRows is the door into sandboxes: each route that is open to them has its row here.
 var insideRows = map[string]need{
 	"GET /v1/me":              needsNothing,
 	"GET /v1/inboxes":         needsNothing,

@@ -217,7 +217,7 @@ type operation struct {
 	prepare       func(*trial)
 }
 
-// operations is the whole of this door: whoever adds a route adds its row here.
+// operations is the whole of this door: each route has its row here.
 var operations = []operation{
 	// A key of a deleted inbox has none to tell of.
 	{"GET", "/v1/me", func(p principal, _ target, ok int) int {

@@ -152,7 +152,7 @@ func (s inboxServer) room(ctx context.Context, c caller) error {
 	// address, and a disk is full of them too.
 	n, err := s.post.Keys.Opens(ctx, c.ID)
 	if err == nil && n >= maxAccountInboxes {
-		err = fmt.Errorf("this account has %d inboxes, with those that it deleted in the last days, which is the most: %w", n, auth.ErrForbidden)
+		err = fmt.Errorf("this account has %d inboxes, with those that it deleted in the last days, which is the limit: %w", n, auth.ErrForbidden)
 	}
 	return err
 }

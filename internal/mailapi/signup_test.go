@@ -85,7 +85,7 @@ func TestSignupIsLimited(t *testing.T) {
 		{"a proxy that writes ports", 40, func(i int) (string, string) { return "10.9.0.1:1", fmt.Sprintf("198.51.%d.1:99", i) }},
 		{"a name before the proxy's", 5, func(i int) (string, string) { return "10.9.0.1:1", fmt.Sprintf("198.51.%d.1, 203.0.113.7", i) }},
 		{"a field before the proxy's", 5, func(i int) (string, string) { return "10.9.0.1:1", fmt.Sprintf("198.51.%d.1|203.0.113.7", i) }},
-		{"a field that is no address", 5, func(i int) (string, string) { return "10.9.0.1:1", fmt.Sprintf("198.51.%d.1, unknown", i) }},
+		{"a field without an address", 5, func(i int) (string, string) { return "10.9.0.1:1", fmt.Sprintf("198.51.%d.1, unknown", i) }},
 		{"many networks", 40, func(i int) (string, string) { return fmt.Sprintf("198.51.%d.1:1", i), "" }},
 		{"no address", 5, func(int) (string, string) { return "@", "" }},
 	} {

@@ -195,7 +195,7 @@ func TestDMARC(t *testing.T) {
 		{"two authors of one domain", "a@good.example, b@good.example", "a@good.example", goodHost, "pass "},
 		{"two fields", "a@good.example\r\nFrom: b@bank.example", "a@good.example", goodHost, "permerror reject"},
 		{"no address", "The Bank", "a@good.example", goodHost, "permerror quarantine"},
-		{"an address that is none", "a@good.example <>", "a@good.example", goodHost, "permerror quarantine"},
+		{"an invalid address", "a@good.example <>", "a@good.example", goodHost, "permerror quarantine"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			raw := "Subject: s\r\n\r\nb\r\n"

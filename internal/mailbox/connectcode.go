@@ -19,7 +19,7 @@ import (
 	"postern/internal/store"
 )
 
-// A connect code makes one inbox, once, for whoever shows it first. A person gives it
+// A connect code creates one inbox for the first client that uses it. A person gives it
 // to an agent, which needs no other credential. The code is the secret; the sentence
 // around it is none. Its rights were checked when it was made, and are checked again
 // when it is used.

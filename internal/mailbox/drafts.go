@@ -175,7 +175,7 @@ func (ds *Drafts) Writable(ctx context.Context, who auth.Principal, inbox string
 // MayReplace refuses a sandbox, which adds drafts and changes none.
 func MayReplace(who auth.Principal) error {
 	if who.Kind == auth.Sandbox {
-		return fmt.Errorf("a sandbox adds drafts, and does not change or delete any: %w", auth.ErrForbidden)
+		return fmt.Errorf("a sandbox may add drafts, but not change or delete them: %w", auth.ErrForbidden)
 	}
 	return nil
 }

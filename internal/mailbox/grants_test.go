@@ -131,7 +131,7 @@ func TestClosedKeys(t *testing.T) {
 		if err := f.post.Keys.Lend(ctx, f.person, sandbox, closed); !errors.Is(err, directory.ErrInvalid) {
 			t.Errorf("it is lent for reading: %v", err)
 		}
-		// The attack: whoever writes the database gives the key more scope.
+		// The attack: somebody who can write the database gives the key more scope.
 		if err := db.Update(ctx, func(tx *store.Tx) error {
 			_, err := tx.ExecContext(ctx, `update inbox_key set scope = 'full' where credential_id = $1`, part.Credential)
 			return err

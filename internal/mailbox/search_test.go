@@ -50,7 +50,7 @@ func search(t *testing.T, m *mailbox.PostOffice, who auth.Principal, k *seal.Key
 			return strings.Join(subjects, " ")
 		}
 		if len(subjects) > 1000 {
-			t.Fatal("pages without end")
+			t.Fatal("endless pages")
 		}
 	}
 }

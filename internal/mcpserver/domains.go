@@ -76,7 +76,7 @@ type dnsWords struct {
 	Detail string   `json:"detail,omitempty"`
 }
 
-var errNoDomains = fmt.Errorf("%w: this server has no domains of projects", errArgument)
+var errNoDomains = fmt.Errorf("%w: this server does not offer domains for projects", errArgument)
 
 func (s *Server) addDomain(ctx context.Context, c caller, in addDomainArgs) (out reply[domainData], err error) {
 	if s.conf.Domains == nil {
@@ -168,7 +168,7 @@ func (s *Server) domain(ctx context.Context, d domain.Domain) (out reply[domainD
 		}
 		fmt.Fprintf(&b, "- %s (%s, %s): %s %s %s\n", r.Kind, r.Need, r.Result, r.Name, r.Type, value)
 		if len(r.Found) > 0 || r.Detail != "" {
-			// The attack: whoever controls the DNS of a name writes to the agent.
+			// The attack: the owner of a DNS name writes instructions to the agent.
 			e := scan.Enclose(f, dnsWords{cleanAll(r.Found), clean(r.Detail)})
 			one.Untrusted, out.Data.Notice = &e, f.Notice()
 			fmt.Fprintf(&found, "%s %s: %s (found: %s)\n", r.Name, r.Type, e.Content.Detail, strings.Join(e.Content.Found, ", "))

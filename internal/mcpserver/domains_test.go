@@ -103,7 +103,7 @@ func TestDomains(t *testing.T) {
 			t.Errorf("another project: %+v", r)
 		}
 		f.srv.conf.Domains = nil
-		if r := call(t, cs, "domain_status", nil); !r.isErr || !strings.Contains(r.text, "has no domains") {
+		if r := call(t, cs, "domain_status", nil); !r.isErr || !strings.Contains(r.text, "does not offer domains") {
 			t.Errorf("a server without domains: %+v", r)
 		}
 	})

@@ -28,7 +28,7 @@ type sendData struct {
 // sendWords is what an answer to a proposal says in words that may be another's: a
 // message that is answered or passed on has names of files, and addresses.
 type sendWords struct {
-	Note  string     `json:"note,omitempty" jsonschema:"what the person who decides is told besides"`
+	Note  string     `json:"note,omitempty" jsonschema:"what the reviewer is told in addition"`
 	Files []fileInfo `json:"attachments,omitempty" jsonschema:"what is attached, as it would leave"`
 }
 
@@ -139,7 +139,7 @@ type statusData struct {
 	SendAt     string          `json:"sendAt,omitempty" jsonschema:"it leaves no sooner"`
 	ExpiresAt  string          `json:"expiresAt,omitempty" jsonschema:"of a pending one: when it is denied if nobody decided by then"`
 	// Untrusted is nil where there is no detail.
-	Untrusted *scan.Enclosed[resultWords] `json:"untrusted,omitempty" jsonschema:"what the delivery brought, between the marks of a fence: other servers say it"`
+	Untrusted *scan.Enclosed[resultWords] `json:"untrusted,omitempty" jsonschema:"the result of the delivery, in other servers' words, between the marks of a fence"`
 }
 
 // resultWords is what came of an action, in words of the servers that took a message

@@ -95,7 +95,7 @@ func (s *Session) Call(ctx context.Context, name string, arguments json.RawMessa
 	case t == nil || t.set != Core:
 		return nil, &CallError{"there is no tool " + strconv.Quote(short(name)) + " here: " + strings.Join(CoreTools(), ", "), http.StatusNotFound}
 	case !slices.Contains(s.c.tools, t):
-		return nil, &CallError{fmt.Sprintf("this key may not call %s: use a key of an inbox (pib_…) that names no tools, or this one among them", name), http.StatusForbidden}
+		return nil, &CallError{fmt.Sprintf("this key may not call %s: use a key of an inbox (pib_…) without a list of tools, or with this tool in its list", name), http.StatusForbidden}
 	}
 	defer func() {
 		// A bug in a tool is one failed call, as it is over MCP.

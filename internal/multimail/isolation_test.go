@@ -161,7 +161,7 @@ func body(s string) func(*trial) {
 	}
 }
 
-// operations is the whole of this door: whoever adds a route adds its row here.
+// operations is the whole of this door: each route has its row here.
 var operations = []operation{
 	{"GET", "/v1/mailboxes", anybody, 200, nil},
 	{"POST", "/v1/mailboxes", func(p principal, _ string, ok int) int { return when(p.manages() || p.account, ok) }, 201, body(`{"address_local":"new-%d"}`)},

@@ -84,7 +84,7 @@ func (s *Server) managed(r *http.Request, c caller) ([]directory.Inbox, error) {
 		}
 	}
 	if len(out) == 0 && len(list) > 0 {
-		return nil, fmt.Errorf("this key has not the scope admin in any mailbox: %w", auth.ErrForbidden)
+		return nil, fmt.Errorf("this key does not have the scope admin in any mailbox: %w", auth.ErrForbidden)
 	}
 	return out, nil
 }
@@ -161,7 +161,7 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request, c caller) err
 		scope = seal.Read
 	}
 	if c.key == "" || c.Kind != auth.Agent && c.Kind != auth.Grant {
-		return fmt.Errorf("a %s opens no mailbox, so it can let nobody in: %w", c.Kind, auth.ErrForbidden)
+		return fmt.Errorf("a %s opens no mailbox, so it cannot give access to one: %w", c.Kind, auth.ErrForbidden)
 	}
 	list, err := s.managed(r, c)
 	if err != nil {
@@ -204,7 +204,7 @@ func (s *Server) grant(ctx context.Context, c caller, list []directory.Inbox, wa
 }
 
 func (s *Server) updateKey(http.ResponseWriter, *http.Request, caller) error {
-	return fmt.Errorf("a key does not change: make another and revoke this one: %w", errAbsent)
+	return fmt.Errorf("a key cannot be changed: make another and revoke this one: %w", errAbsent)
 }
 
 func (s *Server) revokeKey(w http.ResponseWriter, r *http.Request, c caller) error {

@@ -140,7 +140,7 @@ func (s *Server) createMailbox(w http.ResponseWriter, r *http.Request, c caller)
 			return err
 		}
 		if n >= maxAccountMailboxes {
-			return fmt.Errorf("this account has %d mailboxes, with those that it deleted in the last days, which is the most: %w", n, auth.ErrForbidden)
+			return fmt.Errorf("this account has %d mailboxes, with those that it deleted in the last days, which is the limit: %w", n, auth.ErrForbidden)
 		}
 	}
 	b, key, err := s.post.CreateInbox(r.Context(), c.Principal, directory.NewInbox{Address: in.Address, DisplayName: in.DisplayName}, c.key)
@@ -195,7 +195,7 @@ func (in *mailboxChange) absent() error {
 	case set(in.WebhookURL), set(in.OversightHook):
 		return fmt.Errorf("webhook_url, oversight_webhook_url: use POST /v1/webhooks, whose URL waits for a person: %w", errAbsent)
 	case set(in.SignatureBlock):
-		return fmt.Errorf("signature_block: nothing is added to what a reviewer approves; write it into the message: %w", errAbsent)
+		return fmt.Errorf("signature_block: nothing is added to a message that a reviewer approves; write it into the message: %w", errAbsent)
 	case in.GateTiming != nil && *in.GateTiming != string(mailbox.GateFirst):
 		return fmt.Errorf("default_gate_timing: is gate_first; set gate_timing on each email instead: %w", errAbsent)
 	case in.Scheduling != nil && !bool(*in.Scheduling):
@@ -307,7 +307,7 @@ func (s *Server) requestUpgrade(w http.ResponseWriter, r *http.Request, c caller
 	}
 	answer(w, http.StatusOK, map[string]any{
 		"status": "upgrade_requested", "id": a.ID, "target_mode": in.TargetMode,
-		"message": "An owner decides. They approve the request, and the mode changes by itself, or give you a code for POST …/upgrade, which works once within 24 hours.",
+		"message": "An owner decides. They approve the request, and the mode changes then, or they give you a code for POST …/upgrade, which works once within 24 hours.",
 	})
 	return nil
 }

@@ -33,7 +33,7 @@ func (s *Server) oversightRoutes() []route {
 // the scope oversight; a key is what agents have.
 func mayDecide(c caller) error {
 	if c.Kind != auth.Person {
-		return fmt.Errorf("no key has the scope oversight: only a signed-in person decides. To see what waits of yours, list emails with status=pending_send_approval: %w", auth.ErrForbidden)
+		return fmt.Errorf("no key has the scope oversight: only a signed-in person decides. To see your waiting emails, list emails with status=pending_send_approval: %w", auth.ErrForbidden)
 	}
 	return nil
 }

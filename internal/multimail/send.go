@@ -140,7 +140,7 @@ func (s *Server) reply(w http.ResponseWriter, r *http.Request, c caller) error {
 		return err
 	}
 	if len(in.To) > 0 || in.Subject != "" {
-		return fmt.Errorf("%w: to, subject: follow from the email that is answered; use /send for others", errRequest)
+		return fmt.Errorf("%w: to, subject: are taken from the email that is answered; use /send for others", errRequest)
 	}
 	o, err := in.message()
 	if err != nil {
@@ -228,7 +228,7 @@ func (s *Server) reschedule(w http.ResponseWriter, r *http.Request, c caller) er
 	}
 	edit := mail.Edit{To: in.To, Cc: in.Cc, Bcc: in.Bcc, Subject: in.Subject, Text: in.Markdown}
 	if edit.Empty() && in.SendAt == "" {
-		return fmt.Errorf("%w: body: names nothing to change", errRequest)
+		return fmt.Errorf("%w: body: contains nothing to change", errRequest)
 	}
 	if len(a.Payload) == 0 || mailbox.ByRequest(a.Payload) {
 		return fmt.Errorf("email %s: %w", a.ID, oversight.ErrTooLate)

@@ -44,7 +44,7 @@ func (s *Server) keys(r *http.Request, c caller, want seal.Scope) (out []*seal.K
 		out = append(out, k)
 	}
 	if len(out) == 0 && len(list) > 0 {
-		return nil, fmt.Errorf("this key has not the scope that this needs in any mailbox: %w", auth.ErrForbidden)
+		return nil, fmt.Errorf("this key does not have the scope that this needs in any mailbox: %w", auth.ErrForbidden)
 	}
 	return out, nil
 }

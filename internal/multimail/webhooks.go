@@ -58,7 +58,7 @@ func (s *Server) hooksOf(r *http.Request, c caller, mailbox string) (auth.Princi
 		}
 		all, err := s.post.Directory.Inboxes(r.Context(), c.Principal)
 		if err == nil && len(list) < len(all) {
-			err = fmt.Errorf("this key has not the scope admin in every mailbox: name one in mailbox_id: %w", auth.ErrForbidden)
+			err = fmt.Errorf("this key does not have the scope admin in every mailbox: name one in mailbox_id: %w", auth.ErrForbidden)
 		}
 		return who, err
 	case mailbox == "":

@@ -99,7 +99,7 @@ func (q *Quotas) TakeSend(ctx context.Context, tx *store.Tx, b directory.Inbox, 
 	if left, err = Take(ctx, tx, "inbox", b.ID, rule.Limits.within(q.inbox), recipients, bytes); err != nil {
 		return Sending{}, nil, err
 	}
-	// The attack: whoever signs up uses up what the project itself may send.
+	// The attack: new accounts use up what the project itself may send.
 	scope, id := "project", b.Project
 	if apart, err := directory.IsApart(ctx, tx, b.ID); err != nil {
 		return Sending{}, nil, err

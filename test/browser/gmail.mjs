@@ -20,7 +20,7 @@ async function run() {
     await page.getByRole('button', { name: 'Sign in at Google' }).click()
   }
   await begin('a b')
-  check('a client ID that is none is refused in words', /client_id/.test(await page.getByRole('alert').innerText()))
+  check('an invalid client ID is refused with an explanation', /client_id/.test(await page.getByRole('alert').innerText()))
 
   await begin(id)
   const there = await page.getByRole('link', { name: 'Continue to Google' }).getAttribute('href')
@@ -28,7 +28,7 @@ async function run() {
   await page.getByRole('link', { name: 'Continue to Google' }).click()
   await page.getByRole('button', { name: 'Cancel' }).click()
   await page.getByRole('button', { name: 'Go on' }).click()
-  check('a refusal at Google is told', /Nothing was connected/.test(await page.getByRole('alert').innerText()))
+  check('a refusal by Google is reported', /Nothing was connected/.test(await page.getByRole('alert').innerText()))
 
   await begin(id)
   await page.getByRole('link', { name: 'Continue to Google' }).click()
