@@ -91,7 +91,7 @@ func follow(t *testing.T, prompt string) (said string, err error) {
 	}
 	_, text, _ := strings.Cut(string(b), "\n## "+section+"\n")
 	text, _, _ = strings.Cut(text, "\n## ")
-	placeholder := find(`Replace (\S+) by the code`, text)
+	placeholder := find(`Replace (\S+) with the code`, text)
 	script := ""
 	for _, m := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(text, -1) {
 		script += strings.ReplaceAll(m[1], placeholder, code)

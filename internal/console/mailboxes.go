@@ -190,7 +190,7 @@ func (s mailboxHandlers) connect(w http.ResponseWriter, r *http.Request, who aut
 
 // showKey shows the key of a new connection's inbox, this once.
 func (s mailboxHandlers) showKey(w http.ResponseWriter, who auth.Principal, c connector.Connection, key auth.Secret) error {
-	return inboxHandlers{s.Server}.showKey(w, who, keyPage{Inbox: directory.Inbox{ID: c.Inbox, Address: c.Address, Project: c.Project}, Key: key.Reveal(), Made: true})
+	return inboxHandlers(s).showKey(w, who, keyPage{Inbox: directory.Inbox{ID: c.Inbox, Address: c.Address, Project: c.Project}, Key: key.Reveal(), Made: true})
 }
 
 func (s mailboxHandlers) mailbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
