@@ -364,6 +364,25 @@ func (m *PostOffice) noteChange(ctx context.Context, tx *store.Tx, inbox string,
 	return nil
 }
 
+// shownSent returns the message that was stored because the provider of b showed raw
+// among its sent mail before the sending was recorded here; empty if there is none. The
+// action has b's turn, so the provider's copy cannot be stored in between. A provider
+// that replaces the Message-ID is not recognised here.
+func (m *PostOffice) shownSent(ctx context.Context, tx *store.Tx, b directory.Inbox, raw []byte) (id string, err error) {
+	if !b.Connected {
+		return "", nil
+	}
+	digest, name, _ := m.Digests(b.ID, raw)
+	// The attack: a stranger guesses the Message-ID. What arrived is not sent mail.
+	err = tx.One(ctx, `select coalesce(max(id), '') from message where inbox_id = $1 and direction = 'out' and id in (
+		select message_id from connected_message where inbox_id = $1 and gone = 0 and seen like 'sent%' and (digest = $2 or name = $3 and length(name) > 0))`,
+		[]any{b.ID, digest, name}, &id)
+	if err != nil {
+		return "", fmt.Errorf("look for sent message: %w", err)
+	}
+	return id, nil
+}
+
 // noteSent remembers a message that left through the provider of b, by which the
 // provider's own copy is recognised.
 func (m *PostOffice) noteSent(ctx context.Context, tx *store.Tx, b directory.Inbox, id string, raw []byte) error {

@@ -80,8 +80,11 @@ func (x sentBox) Announce(ctx context.Context, tx *store.Tx, b directory.Inbox, 
 
 // KeepSent implements [delivery.Mailbox].
 func (x sentBox) KeepSent(ctx context.Context, tx *store.Tx, b directory.Inbox, raw []byte) (string, error) {
-	id, err := x.m.put(ctx, tx, b, message.Out, raw)
-	if err != nil {
+	id, err := x.m.shownSent(ctx, tx, b, raw)
+	if err != nil || id != "" {
+		return id, err
+	}
+	if id, err = x.m.put(ctx, tx, b, message.Out, raw); err != nil {
 		return "", err
 	}
 	return id, x.m.noteSent(ctx, tx, b, id, raw)
