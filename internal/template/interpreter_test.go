@@ -692,6 +692,25 @@ print(sorted(f for f in os.listdir() if len(f) < 8), 'IPython' in sys.modules)`,
 		})
 	})
 
+	t.Run("output that leaves as the cell ends", func(t *testing.T) {
+		c := newContext(t, url, `{}`)
+		defer call(t, "DELETE", url+"/contexts/"+c, "")
+		// The thread that flushes in the background has taken the text, and is slow to write it.
+		run(t, url, `import sys, threading, time
+kind = type(sys.stdout.buffer)
+def slow(self, b, write=kind.write):
+    if threading.current_thread().name == "postern-flush":
+        time.sleep(1)
+    return write(self, b)
+kind.write = slow`, "context_id", c)
+		if a := run(t, url, "print('a', end='')\ntime.sleep(0.5)", "context_id", c); a.stdout != "a" {
+			t.Errorf("got %q, want what the cell printed", a.order)
+		}
+		if a := run(t, url, "print('a', end='')\ntime.sleep(0.5)\nimport os\npid = os.fork()\nif not pid: print('b', flush=True), os._exit(0)\nos.waitpid(pid, 0)\nprint('c')", "context_id", c); a.stdout != "ab\nc\n" {
+			t.Errorf("with a fork: got %q", a.order)
+		}
+	})
+
 	t.Run("a copy of a sandbox", func(t *testing.T) {
 		const restore = "import os\nfor p, v in %s:\n  open(p + '.new', 'w').write(v); os.rename(p + '.new', p)"
 		// What a snapshot would hold: one context that has run code, one that

@@ -110,24 +110,34 @@ class Lines(io.TextIOWrapper):
     One print is several writes. They leave as one, so that those of two threads
     or processes do not mix, and in time: Flusher, switching and leaving see to
     what does not end in a line.
+
+    One lock is for both outputs. A flush takes the text before it writes it, and
+    another flush in between would find nothing and return: the cell would end
+    before its output has left.
     """
 
     last = None  # the one that was written to last
+    lock = threading.RLock()
 
     def __init__(self, fd, name):
         super().__init__(Output(fd, name), encoding="utf-8", errors="backslashreplace", newline="\n", line_buffering=False)
         self.mode = "w"
 
     def write(self, s):
-        last = Lines.last
-        if last is not self:
-            Lines.last = self
-            if last is not None and not last.closed:
-                last.flush()
-        n = super().write(s)
-        if s[-1:] == "\n":
-            self.flush()
-        return n
+        with Lines.lock:
+            last = Lines.last
+            if last is not self:
+                Lines.last = self
+                if last is not None and not last.closed:
+                    last.flush()
+            n = super().write(s)
+            if s[-1:] == "\n":
+                self.flush()
+            return n
+
+    def flush(self):
+        with Lines.lock:
+            super().flush()
 
 
 # Programs that are started write after what was printed before, and a process
@@ -680,6 +690,8 @@ def start():
     sys.stdout = sys.__stdout__ = Lines(OUT, "<stdout>")
     sys.stderr = sys.__stderr__ = Lines(ERR, "<stderr>")
     sys.addaudithook(leaving)
+    # A forked process must not find the lock taken by a thread that it does not have.
+    os.register_at_fork(before=Lines.lock.acquire, after_in_parent=Lines.lock.release, after_in_child=Lines.lock.release)
     # Python sets it for itself where there is no locale (PEP 538). It is not the
     # user's, and -X utf8 does without.
     environ.pop("LC_CTYPE", None)
