@@ -147,17 +147,23 @@ func firstProposal(ctx context.Context, l *local, c *contract.Contract, text, di
 // postern approve, or in the console.
 func (t *runTool) firstReview(ctx context.Context, l *local, id string, list *checklist, out *output) error {
 	r, err := l.api.Runs.Get(ctx, id)
-	if err != nil || r.State != api.RunProposed {
+	if err != nil || r.Action == "" {
 		return err
 	}
+	// The action says who decided, even when the run has already ended.
 	a, err := l.api.Actions.Get(ctx, r.Action)
 	if err != nil {
 		return err
 	}
-	if a.State != api.StatePending { // the second first run goes in nothing beyond the first
-		if a.Review != nil && a.State != api.StateDenied {
-			list.step(true, "no person was asked: %s", cell(a.Verdict))
-		}
+	switch {
+	case a.State == api.StatePending:
+	case a.Review == nil || a.State == api.StateDenied:
+		return nil
+	case a.Decider != "":
+		list.step(true, "reviewed by %s: %s", cell(a.Decider), a.ID)
+		return nil
+	default: // the second first run goes in nothing beyond the first
+		list.step(true, "no person was asked: %s", cell(a.Verdict))
 		return nil
 	}
 	if !isTerminal(os.Stdin) || !isTerminal(out) {
