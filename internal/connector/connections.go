@@ -417,7 +417,7 @@ func (s *Connections) renewed(c Connection, set Settings) func(ctx context.Conte
 		if err != nil {
 			return err
 		}
-		// Not if a person has signed in anew or ended it meanwhile.
+		// Not if a person has signed in again or ended it meanwhile.
 		_, err = s.updated(ctx, c, `update mail_connection set settings = $1 where id = $2 and wanted = $3 and state <> 'revoked'`, sealed, c.ID, c.wanted)
 		return err
 	}

@@ -18,7 +18,7 @@ var (
 	// ErrGone means that the provider has no such message under this id any more.
 	ErrGone = errors.New("the message is gone at the provider")
 	// ErrCursor means that the provider knows the cursor no longer: the next call of
-	// Changes begins anew, with an empty one.
+	// Changes starts again, with an empty one.
 	ErrCursor = errors.New("the cursor has expired")
 	// ErrTooLarge means that a message exceeds [MaxMessage]. It is left out, and the
 	// connection says so.

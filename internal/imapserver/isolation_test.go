@@ -20,8 +20,7 @@ import (
 )
 
 // operations is every method of a session, with commands that call it, and the
-// scopes that they need. Whoever adds a method, or moves to a library that has more,
-// adds its row.
+// scopes that they need. Each new method, also of a newer library, needs a row here.
 var operations = map[string]struct {
 	commands []string
 	needs    seal.Scope // nothing but Read, if empty

@@ -23,7 +23,7 @@ const (
 
 var errTooDeep = errors.New("the search has too many keys, or they are nested too deeply")
 
-// patience is after how long a program is told that the search goes on.
+// patience is the interval of the responses that say that the search goes on.
 const patience = 10 * time.Second
 
 // A truth is what is known of a key before a message is opened.

@@ -42,8 +42,8 @@ type Config struct {
 	Post *mailbox.PostOffice // required
 	Gate *oversight.Gate     // required
 	TLS  *tls.Config         // required: no command but STARTTLS is served without
-	// Scrub is told when mail is open in this process; nil means that nobody
-	// overwrites the memory that it leaves.
+	// Scrub is notified when mail is open in this process; nil means that the
+	// memory that it leaves is not overwritten.
 	Scrub *scrub.Scrubber
 
 	MaxConnections int           // at the same time; zero means 400

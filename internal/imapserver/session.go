@@ -48,7 +48,7 @@ type session struct {
 }
 
 // A signedIn is what a client has shown. The key is kept for as long as the client is
-// connected: each command opens the inbox anew, with what the key may do then.
+// connected: each command opens the inbox again, with the rights that the key has then.
 type signedIn struct {
 	key   auth.Secret
 	inbox string

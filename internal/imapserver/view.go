@@ -13,8 +13,8 @@ import (
 	"postern/internal/seal"
 )
 
-// A view is a folder as a program has been told of it: the n-th entry has the
-// sequence number n, also when its message has gone, until the program is told.
+// A view is a folder as its client knows it: the n-th entry has the sequence number n.
+// A message that has gone keeps its entry until the client gets its EXPUNGE response.
 type view struct {
 	folder   mailbox.Folder
 	readOnly bool // by EXAMINE
@@ -268,7 +268,7 @@ func (c *session) tell(w *engine.UpdateWriter, k *seal.Key, expunge bool) error 
 }
 
 // expunge removes the entries that are gone, and returns their sequence numbers in
-// the order in which a program is told: from the last.
+// the order in which they are sent to the client: from the last.
 func (v *view) expunge() (gone []uint32) {
 	for i, e := range slices.Backward(v.entries) {
 		if e.gone {
@@ -313,7 +313,7 @@ func (c *session) Idle(w *engine.UpdateWriter, stop <-chan struct{}) error {
 			return nil
 		case <-again.C:
 		case <-rung:
-			// A flood is told in steps.
+			// Many changes at once are sent in batches.
 			select {
 			case <-stop:
 				return nil

@@ -15,8 +15,8 @@ type accountServer struct {
 	post *mailbox.PostOffice
 }
 
-// Accounts are made by managers, or by whoever asks where signup is open. One is
-// ended like any other grant, at /v1/grants/{id}.
+// Accounts are made by managers, or by any caller where sign-up is open. An account is
+// revoked like any other grant, at /v1/grants/{id}.
 func (s accountServer) routes() []route {
 	return []route{
 		{"GET", "/v1/accounts", 0, s.listAccounts},

@@ -59,7 +59,7 @@ func (f *fixture) connectFrom(t *testing.T, remote, code string) int {
 }
 
 // TestConnect: a code makes one inbox with the mode and the scopes that its maker chose,
-// for whoever shows it first.
+// for the first client that uses it.
 func TestConnect(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db, nil)

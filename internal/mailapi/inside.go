@@ -127,7 +127,7 @@ func (s *Server) Inside(who auth.Principal) http.Handler {
 	})
 }
 
-// errNoInbox is what a sandbox without an inbox is told.
+// errNoInbox is the answer to a sandbox without an inbox.
 var errNoInbox = fmt.Errorf("this sandbox has no inbox: its creator can attach one with the metadata entry postern.inbox: %w", auth.ErrForbidden)
 
 // canRead reports whether a sandbox was lent a key that reads its inbox, or why not.

@@ -90,8 +90,8 @@ var targets = []target{
 // would answer ok.
 type rule func(p principal, t target, ok int) int
 
-// forbidUnless is a rule by what a credential may do in the inbox: whoever else
-// asks is told the same, whether the inbox is there or not.
+// forbidUnless is a rule by what a credential may do in the inbox: all others get the
+// same answer, whether the inbox is there or not.
 func forbidUnless(want seal.Scope) rule {
 	return func(p principal, t target, ok int) int {
 		if s, has := p.parts[t.inbox]; has && (want == "" || s.Includes(want)) {

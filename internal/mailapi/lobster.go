@@ -339,7 +339,7 @@ func (s lobsterServer) lobsterPoll(w http.ResponseWriter, r *http.Request, c cal
 	defer cancel()
 	out := []lobsterMail{}
 	err = s.await(ctx, k.Inbox(), func() (bool, error) { //nolint:contextcheck // r's context is what is passed
-		// Opened anew: who lost its key while it waited reads nothing any more.
+		// Opened again: a key that was revoked during the wait reads nothing any more.
 		k, err := s.open(r, c)
 		if err != nil {
 			return false, err

@@ -15,8 +15,8 @@ import (
 )
 
 // lobsterSocket tells the events of the inboxes that its client asks for, in
-// LobsterMail's words. Its client shows the token in the address, where proxies
-// write it down; whoever writes one anew shows it in a header.
+// LobsterMail's words. LobsterMail's client sends the token in the URL, which proxies
+// log; new clients should send it in a header.
 func (s lobsterServer) lobsterSocket(w http.ResponseWriter, r *http.Request, _ caller) error {
 	var c caller
 	var err error

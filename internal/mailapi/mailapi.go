@@ -80,7 +80,7 @@ type Config struct {
 	Book     *rulebook.Book   // required
 	People   *people.People   // required
 	Record   *audit.Keeper    // makes checkpoints; nil means that this server makes none
-	Notify   *notify.Notifier // tells people of what waits; nil means that nobody is told
+	Notify   *notify.Notifier // tells people of what waits; nil means that nobody is notified
 	Secrets  *secret.Store    // nil means that this server has none
 	// Connections are those to mailboxes at other providers; nil means that this server
 	// has none.

@@ -181,7 +181,7 @@ func (s peopleServer) withdraw(w http.ResponseWriter, r *http.Request, c caller)
 	return nil
 }
 
-// changePerson changes a role, or where a person is told of what waits.
+// changePerson changes a role, or the place of a person's notices.
 func (s peopleServer) changePerson(w http.ResponseWriter, r *http.Request, c caller) error {
 	var in api.PersonChange
 	if err := door.Decode(r, &in); err != nil {

@@ -88,8 +88,8 @@ func (s quarantineServer) listHeld(w http.ResponseWriter, r *http.Request, c cal
 	return nil
 }
 
-// getHeld shows what is held to whoever has the inbox's key, and only as an
-// agent should read it: there is no text here as it came.
+// getHeld shows a held message to a caller with the inbox's key, and only in the form
+// that an agent should read: never the original text.
 func (s quarantineServer) getHeld(w http.ResponseWriter, r *http.Request, c caller) error {
 	done, err := s.read(w, r, c)
 	if err != nil {

@@ -193,7 +193,7 @@ func (s sendServer) revise(w http.ResponseWriter, r *http.Request, c caller) err
 	if err != nil {
 		return err
 	}
-	// Before a large body is read: whoever may not see it learns nothing.
+	// Before a large body is read: a caller without access learns nothing.
 	who, err := s.post.As(r.Context(), c.Principal, id)
 	if err != nil {
 		return err

@@ -193,8 +193,8 @@ func clientOf(r *http.Request, proxies []netip.Prefix) netip.Addr {
 	return at
 }
 
-// lobsterSignup makes an account for whoever asks, if the operator has opened
-// that.
+// lobsterSignup makes an account for any caller, if the operator has allowed
+// sign-up.
 func (s lobsterServer) lobsterSignup(w http.ResponseWriter, r *http.Request, _ caller) error {
 	if !s.conf.Signup {
 		return errSignupClosed

@@ -62,9 +62,9 @@ type socket struct {
 	lost func(ctx context.Context, inbox string, err error) error
 }
 
-// A following is an inbox whose events a socket is told.
+// A following is an inbox whose events are sent to a socket.
 type following struct {
-	seen int64 // the number of the last event that was told
+	seen int64 // the number of the last event that was sent
 	stop func()
 }
 

@@ -6,7 +6,7 @@ import (
 )
 
 // absences are what MultiMail has and this server does not have, with what to do
-// instead. They need no key: everybody is told the same.
+// instead. They need no key: the answer is the same for everybody.
 var absences = []struct{ method, path, why string }{
 	{"POST", "/v1/account/challenge", signUp},
 	{"POST", "/v1/account", signUp},

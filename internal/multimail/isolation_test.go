@@ -76,7 +76,7 @@ func when(may bool, ok int) int {
 	return http.StatusForbidden
 }
 
-// known in a mailbox: whoever has any part in it
+// known in a mailbox: a principal with any part in it
 func parted(p principal, inbox string, ok int) int { return when(p.parts[inbox] != "", ok) }
 
 func scoped(want seal.Scope) rule {
@@ -121,7 +121,7 @@ var (
 		}
 		return when(p.manages(), ok)
 	}
-	// readers: whoever opens a mailbox, or has none yet.
+	// readers: principals that can read a mailbox, or have none yet.
 	readers rule = func(p principal, _ string, ok int) int { return when(p.has(seal.Read) || p.account || p.orphan(), ok) }
 	writers rule = func(p principal, _ string, ok int) int {
 		return when(p.has(readAndSend) || p.account || p.orphan(), ok)

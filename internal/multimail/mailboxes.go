@@ -252,7 +252,7 @@ func (s *Server) updateMailbox(w http.ResponseWriter, r *http.Request, c caller)
 		}
 	}
 	if in.DisplayName == nil && in.Mode == nil {
-		// There is nothing to write, but who may not write is told so.
+		// There is nothing to write, but a caller without the right to write is refused.
 		if err := s.manages(r, c); err != nil {
 			return err
 		}

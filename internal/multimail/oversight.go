@@ -39,7 +39,7 @@ func mayDecide(c caller) error {
 }
 
 // approve refuses: a link shows, and never decides. The attack: mail scanners follow
-// links, and whoever reads the mail has them.
+// links, and everybody who reads the mail has them.
 func (s *Server) approve(http.ResponseWriter, *http.Request, caller) error {
 	return fmt.Errorf("no link decides here: sign in at /console/, or with POST /v1/session and POST /v1/oversight/decide: %w", auth.ErrForbidden)
 }
