@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/emersion/go-imap/v2"
 
@@ -147,14 +148,15 @@ func (p *Provider) Wait(ctx context.Context, _ string) error {
 		<-ctx.Done()
 		return nil
 	}
-	// Outside of the deadline: an interrupted command would cost the connection.
-	selecting := context.WithoutCancel(ctx)
+	// An interrupted command costs the connection, so that these may end first.
+	commands, end := graceful(ctx)
+	defer end()
 	inbox, ok := p.at(connector.Inbox)
 	if !ok {
 		<-ctx.Done()
 		return nil
 	}
-	if _, err := p.pick(selecting, inbox.name, false); err != nil {
+	if _, err := p.pick(commands, inbox.name, false); err != nil {
 		return err
 	}
 	select { // what was announced before counts for what was looked at since
@@ -165,7 +167,7 @@ func (p *Provider) Wait(ctx context.Context, _ string) error {
 		Close() error
 		Wait() error
 	}
-	err := p.do(selecting, "wait for news", commandTime, answerBytes, func() (err error) {
+	err := p.do(commands, "wait for news", commandTime, answerBytes, func() (err error) {
 		idle, err = p.c.Idle()
 		return err
 	})
@@ -178,5 +180,22 @@ func (p *Provider) Wait(ctx context.Context, _ string) error {
 	case <-p.c.Closed():
 		return errors.New("the server has closed the connection")
 	}
-	return p.do(selecting, "end waiting", commandTime, answerBytes, func() error { return errors.Join(idle.Close(), idle.Wait()) })
+	return p.do(commands, "end waiting", commandTime, answerBytes, func() error { return errors.Join(idle.Close(), idle.Wait()) })
+}
+
+// graceful returns a context that ends graceTime after ctx. The attack: a server that
+// leaves a command unanswered while this one wants to shut down.
+func graceful(ctx context.Context) (context.Context, context.CancelFunc) {
+	later, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(graceTime):
+			cancel()
+		case <-later.Done():
+		}
+	})
+	return later, func() {
+		stop()
+		cancel()
+	}
 }

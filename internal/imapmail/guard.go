@@ -66,8 +66,8 @@ func (g *guard) Read(p []byte) (int, error) {
 }
 
 // startTLS asks for TLS on a connection that begins in the clear (RFC 9051 6.2.1). It is
-// done here so that the guard can stand behind TLS. Nothing that came in the clear
-// counts: the connection begins anew behind it.
+// done here so that the guard can stand behind TLS. What the server sent in the clear is
+// forgotten: the connection starts from the beginning inside TLS.
 func startTLS(ctx context.Context, conn net.Conn, conf *tls.Config) (net.Conn, error) {
 	r := bufio.NewReaderSize(io.LimitReader(conn, 64<<10), 8<<10)
 	line, err := r.ReadString('\n')

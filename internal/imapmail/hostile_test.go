@@ -2,6 +2,7 @@ package imapmail
 
 import (
 	"bufio"
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/emersion/go-imap/v2"
 
@@ -152,6 +154,38 @@ func TestHostileServers(t *testing.T) { //nolint:tparallel // each would count t
 			}
 			if grown := after.TotalAlloc - before.TotalAlloc; grown > 1<<30 {
 				t.Errorf("it allocated %d MB", grown>>20)
+			}
+		})
+	}
+}
+
+// TestWaitEnds: a server that does not answer IDLE or its end delays a shutdown only
+// briefly.
+func TestWaitEnds(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]string{"start": "%.0s!", "end": "+ idling\r\n%.0s!"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o, set := serve(t, map[string]string{"IDLE": answer})
+			p, err := o.Open(t.Context(), set, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			if _, err := p.Changes(t.Context(), "", connector.Bounds{Most: 10}, func(connector.Change) error { return nil }); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_ = p.Wait(ctx, "") // an error, or none: only that it ends matters
+			}()
+			time.AfterFunc(500*time.Millisecond, cancel)
+			select {
+			case <-ended:
+			case <-time.After(commandTime / 2):
+				t.Error("it still waits for the server")
 			}
 		})
 	}

@@ -22,7 +22,8 @@ import (
 const (
 	commandTime = time.Minute
 	fetchTime   = 5 * time.Minute
-	answerBytes = 16 << 20 // octets of the answer to a command, and of what comes unasked
+	graceTime   = 5 * time.Second // of a command after its context has ended; see Wait
+	answerBytes = 16 << 20        // octets of the answer to a command, and of what comes unasked
 	maxFolders  = 300
 	maxUIDs     = 500_000 // of one folder
 )
@@ -182,7 +183,8 @@ func (x xoauth2) Start() (string, []byte, error) {
 // Next implements [sasl.Client]: it acknowledges the reason of a refusal.
 func (x xoauth2) Next([]byte) ([]byte, error) { return []byte{}, nil }
 
-// pick selects a folder; again selects it anew, so that the server's view is fresh.
+// pick selects a folder; if again is true, it selects it once more even if
+// it is selected already, so that the server's view is fresh.
 func (p *Provider) pick(ctx context.Context, name string, again bool) (*imap.SelectData, error) {
 	if p.chosen == name && !again {
 		return p.picked, nil
