@@ -51,7 +51,7 @@ func (m shownMailbox) State() string {
 	return string(m.Phase)
 }
 
-// Progress says how many messages are taken in.
+// Progress says how many messages are imported.
 func (m shownMailbox) Progress() string {
 	switch {
 	case m.Total > 0 && m.Done < m.Total:

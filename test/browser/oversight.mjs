@@ -252,13 +252,32 @@ async function viewer(context) {
   const page = await context.newPage()
   await play('role', { role: 'viewer' })
   const a = await play('propose', { name: 'seen', kind: 'note', subject: 'Seen' })
-  for (const path of ['/console/', `/console/actions/${a.id}`, '/console/switches', '/console/policy', '/console/keys', '/console/webhooks', `/console/inboxes/${a.inbox}`]) {
+  for (const path of ['/console/', `/console/actions/${a.id}`, '/console/switches', '/console/policy', '/console/keys', '/console/webhooks', '/console/mailboxes', `/console/inboxes/${a.inbox}`]) {
     const answer = await page.goto(at(path))
     check(`a viewer sees no button: ${path.replace(a.id, 'ID').replace(a.inbox, 'INBOX')}`, answer.status() === 200 && await page.locator('main form[method=post]').count() === 0)
   }
   for (const path of ['/console/batch', '/console/policy/draft', '/console/people']) check(`a viewer is refused ${path}`, (await page.goto(at(path))).status() === 403)
   await play('role', { role: 'owner' })
   await page.close()
+}
+
+// connectMailbox connects a mailbox over IMAP and SMTP and returns the path of its page.
+async function connectMailbox(page) {
+  await page.goto(at('/console/mailboxes'))
+  const connect = async (credential) => {
+    await fill(page, { Address: 'ann@mail.example', 'IMAP server': 'imap.mail.example:993', 'SMTP server': 'smtp.mail.example:465', 'Password or access token': credential })
+    await page.getByRole('button', { name: 'Connect mailbox' }).click()
+  }
+  await connect('wrong')
+  check('a refused password connects nothing and keeps the other fields', /Nothing was connected/.test(await page.getByRole('alert').innerText()) && await page.locator('#imap').inputValue() === 'imap.mail.example:993' && await page.locator('#credential').inputValue() === '', await text(page))
+  await connect('right')
+  check('a connected mailbox shows the key of its inbox', /pib_/.test(await text(page)), await text(page))
+  await page.goto(at('/console/mailboxes'))
+  await page.getByRole('link', { name: 'ann@mail.example', exact: true }).click()
+  await page.getByRole('button', { name: 'Pause' }).click()
+  check('a connected mailbox is paused', (await text(page)).includes('Nothing is fetched, changed or sent'), await text(page))
+  await page.getByRole('button', { name: 'Resume' }).click()
+  return new URL(page.url()).pathname
 }
 
 async function run() {
@@ -285,6 +304,7 @@ async function run() {
   await page.locator('#name').fill('continuous integration')
   await page.getByRole('button', { name: 'Create key' }).click()
   check('a new API key is shown once', /e2b_[0-9a-f]{40}/.test(await text(page)))
+  const mailbox = await connectMailbox(page)
   await play('runs')
   const run = '/console/runs/run_' + 'A'.repeat(26)
   await pictures([
@@ -293,6 +313,7 @@ async function run() {
     ['second-factor', `/console/actions/${seen.money.id}`], ['done', `/console/actions/${seen.large.id}`], ['inbox', seen.inbox], ['policy', '/console/policy'],
     ['draft', '/console/policy/draft', (p) => p.locator('#try').click()], ['policy-change', seen.change], ['switches', '/console/switches'], ['webhooks', '/console/webhooks'],
     ['webhook', webhook], ['keys', '/console/keys'], ['sending', '/console/sending'], ['quarantine', '/console/quarantine'], ['decided', '/console/decided'], ['audit', '/console/audit'],
+    ['mailboxes', '/console/mailboxes'], ['mailbox', mailbox],
   ], signedIn)
   await play('propose', { name: 'fresh', kind: 'report' })
   const fresh = await play('state', { name: 'fresh' })
@@ -300,7 +321,7 @@ async function run() {
     ['queue', '/console/'], ['batch', '/console/batch'], ['action', `/console/actions/${fresh.id}`, (p) => p.locator('#s-what').evaluate((e) => e.scrollIntoView())], ['edited', `/console/actions/${seen.report.id}`],
     ['hostile', `/console/actions/${evil.id}`], ['inbox', seen.inbox], ['policy', '/console/policy'], ['draft', '/console/policy/draft', (p) => p.locator('#try').click()],
     ['switches', '/console/switches'], ['webhooks', '/console/webhooks'], ['webhook', webhook], ['decided', '/console/decided'], ['done', `/console/actions/${seen.large.id}`], ['inboxes', '/console/inboxes'],
-    ['quarantine', '/console/quarantine'], ['sending', '/console/sending'], ['domains', '/console/domains'], ['sandboxes', '/console/sandboxes'], ['runs', '/console/runs'], ['run', run], ['keys', '/console/keys'], ['audit', '/console/audit'], ['account', '/console/account'], ['people', '/console/people'],
+    ['quarantine', '/console/quarantine'], ['sending', '/console/sending'], ['domains', '/console/domains'], ['mailboxes', '/console/mailboxes'], ['mailbox', mailbox], ['sandboxes', '/console/sandboxes'], ['runs', '/console/runs'], ['run', run], ['keys', '/console/keys'], ['audit', '/console/audit'], ['account', '/console/account'], ['people', '/console/people'],
   ], signedIn)
   await page.goto(at('/console/switches'))
   await page.getByRole('button', { name: /^Turn off/ }).click()
