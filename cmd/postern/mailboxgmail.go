@@ -132,7 +132,7 @@ func (t *gmailTool) connect(ctx context.Context, l *local, address string, out *
 		_, err = fmt.Fprintf(out, "%s is signed in again\n", made.Address)
 		return err
 	}
-	_, err = fmt.Fprintf(out, "%s  %s\nkey   %s\n%s\nIts mail is taken in from now on, the newest first.\n", made.Address, made.Inbox, made.Key, made.Notice)
+	_, err = fmt.Fprintf(out, "%s  %s\nkey   %s\n%s\nIts mail is imported now, the newest first.\n", made.Address, made.Inbox, made.Key, made.Notice)
 	return err
 }
 

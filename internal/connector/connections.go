@@ -50,7 +50,7 @@ type Connection struct {
 	Most      int
 	Done      int64 // messages of the synchronisation from the beginning that are done
 	Total     int64 // of how many; 0 if unknown, or if none is under way
-	LeftOut   int64 // messages that were not taken in: too large, or older than the mode lets in
+	LeftOut   int64 // messages that were not imported: too large, or older than the mode lets in
 	Created   time.Time
 	CreatedBy string
 	Synced    time.Time // when it was up to date last; zero means never

@@ -40,7 +40,7 @@ func (e *RetryError) Error() string {
 // Unwrap returns Err.
 func (e *RetryError) Unwrap() error { return e.Err }
 
-// MaxMessage bounds a message that is taken in, in bytes: what the SMTP server takes.
+// MaxMessage bounds an imported message, in bytes. It is the limit of the SMTP server, too.
 const MaxMessage = mail.MaxMessageBytes
 
 // A Place is where a message lies at the provider.

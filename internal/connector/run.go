@@ -296,9 +296,9 @@ func (w *worker) settle(ctx context.Context, err error) {
 	case errors.Is(err, ErrSignIn):
 		w.s.refuse(ctx, w.c, err)
 	case errors.Is(err, ErrCursor) && w.c.cursor != "":
-		wait, problem = w.s.backOff(0), "the provider has forgotten what was synchronised: everything is compared once more"
+		wait, problem = w.s.backOff(0), "the provider no longer knows the state of the last synchronisation: everything is compared again"
 		if _, err := w.s.updated(ctx, w.c, `update mail_connection set cursor = '', state = 'syncing', done = 0, total = 0 where id = $1 and worker = $2 and wanted = $3`, w.c.ID, w.name, w.c.wanted); err != nil {
-			w.s.log.ErrorContext(ctx, "begin synchronisation anew", "connection", w.c.ID, "err", err)
+			w.s.log.ErrorContext(ctx, "restart synchronisation", "connection", w.c.ID, "err", err)
 		}
 	case errors.As(err, &retry):
 		wait, problem = max(retry.After, time.Second), retry.Error()

@@ -32,10 +32,10 @@ func (s keyServer) routes() []route {
 	}
 }
 
-// What is said where keys are shown, since that is when it can still be acted on.
+// The notices beside a new key: only then can a person still act on them.
 const (
-	lossNotice     = "Keep the key: it is shown this once and stored nowhere. Whoever loses every key of an inbox loses its mail; no operator can open it. A recovery key (POST …/recovery-key) kept offline by a person is the way back."
-	recoveryNotice = "Keep the recovery key away from any machine, on paper or in a safe: it is shown this once and stored nowhere. With it, and after every other key was lost or stolen, POST …/recover makes a new key. Whoever loses it and every key of the inbox loses its mail; no operator can open it."
+	lossNotice     = "Store the key: it is shown only once, and the server does not keep it. If every key of an inbox is lost, its mail cannot be opened, not even by the operator. A recovery key (POST …/recovery-key) that a person keeps offline prevents that."
+	recoveryNotice = "Keep the recovery key offline, on paper or in a safe: it is shown only once, and the server does not keep it. When every other key is lost or stolen, POST …/recover makes a new key with it. If it is lost together with every key of the inbox, the mail cannot be opened, not even by the operator."
 )
 
 func partOf(p keyring.Part) api.Credential {

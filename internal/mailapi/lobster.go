@@ -163,7 +163,7 @@ type lobsterInbox struct {
 	DisplayName *string    `json:"displayName"`
 	Domain      string     `json:"domain"`
 	IsActive    bool       `json:"isActive"`
-	EmailCount  *int64     `json:"emailCount,omitempty"` // for accounts only: it is counted anew
+	EmailCount  *int64     `json:"emailCount,omitempty"` // for accounts only; it is counted on each request
 	ExpiresAt   *time.Time `json:"expiresAt"`
 	CreatedAt   time.Time  `json:"createdAt"`
 }
