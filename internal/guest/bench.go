@@ -66,10 +66,11 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	s.steps.Lock()
+	defer s.steps.Unlock()
 	if err := s.untidy(r.Context()); err != nil {
 		return err
 	}
-	defer s.killLeftovers()
 	exited := make(chan struct{})
 	st.exited = func() { close(exited) }
 	p, sub, err := s.launch(st)
@@ -82,9 +83,11 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 	end := sendOutput(r, sub, exited, send, s.killLeftovers)
 	if end == nil {
 		_ = p.signal(unix.SIGKILL)
+	}
+	s.killLeftovers() // before the end frame: after it, the host starts the next process
+	if end == nil {
 		return nil
 	}
-	s.killLeftovers()
 	if end.GetExitCode() < 0 { // there is no exit code
 		if send(frameStderr, []byte("the command was ended: "+or(end.GetError(), end.GetStatus())+"\n")) != nil {
 			return nil // the host has disconnected
@@ -225,6 +228,8 @@ type tidiness struct {
 // postTidy takes out of the bench's files what belongs to this bench alone, so that
 // they can become part of a template.
 func (s *Server) postTidy(w http.ResponseWriter, r *http.Request) error {
+	s.steps.Lock()
+	defer s.steps.Unlock()
 	s.tidied.mu.Lock()
 	defer s.tidied.mu.Unlock()
 	s.killLeftovers()

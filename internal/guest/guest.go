@@ -107,6 +107,7 @@ type Server struct {
 	table      processTable
 	shells     shellPool
 	tidied     tidiness
+	steps      sync.Mutex // held from the start of a build's command until its leftovers are killed
 	started    startedCommand
 	bound      bound
 

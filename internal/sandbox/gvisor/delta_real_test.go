@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -37,9 +38,10 @@ func TestTheSameStepsInTwoSandboxesGiveTheSameLayers(t *testing.T) {
 		}
 		defer b.Close()
 		tool := func(args ...string) error {
-			code, err := b.Run(ctx, sandbox.Command{Args: append([]string{"/bin/tool"}, args...)}, func(string, string) {})
+			var said strings.Builder
+			code, err := b.Run(ctx, sandbox.Command{Args: append([]string{"/bin/tool"}, args...)}, func(_, text string) { said.WriteString(text) })
 			if err == nil && code != 0 {
-				err = errors.New("tool " + args[0] + " failed")
+				err = fmt.Errorf("tool %q: exit status %d: %s", args, code, &said)
 			}
 			return err
 		}
