@@ -1,6 +1,7 @@
 package verification
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -149,6 +150,10 @@ func tryGoneMachine(ctx context.Context, s *session) ([]Attempt, error) {
 	b, err := s.create(ctx, nil)
 	if err != nil {
 		return nil, err
+	}
+	// A sandbox that has started a program has a record of it, which outlives it.
+	if _, code, err := b.run(ctx, nil, "true"); err != nil || code != 0 {
+		return nil, cmp.Or(err, fmt.Errorf("true exits with %d", code))
 	}
 	return tracesOfKill(ctx, s.Machine, b.id, b.kill, 20*time.Second)
 }

@@ -114,7 +114,7 @@ func addresses() (out []string, err error) {
 }
 
 // traces returns what belongs to a sandbox on this machine: processes, mounts, cgroups, and
-// files in the data directory. The logs of its programs are kept on purpose and left out.
+// files in the data directory. Its logs and its record of commands are kept on purpose and left out.
 func (m *Machine) traces(id string) (found []string) {
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil { // unreachable: the pattern is ours
@@ -128,12 +128,13 @@ func (m *Machine) traces(id string) (found []string) {
 	if b, err := os.ReadFile("/proc/self/mountinfo"); err != nil || bytes.Contains(b, []byte(id)) {
 		found = append(found, "a mount")
 	}
+	kept := []string{filepath.Join(m.Data, "logs"), filepath.Join(m.Data, "commands")}
 	for _, top := range []string{"/sys/fs/cgroup", m.Data} {
 		_ = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 			if err != nil {
 				return nil //nolint:nilerr // it was removed meanwhile
 			}
-			if d.IsDir() && top == m.Data && path == filepath.Join(m.Data, "logs") {
+			if d.IsDir() && slices.Contains(kept, path) {
 				return fs.SkipDir
 			}
 			if strings.Contains(d.Name(), id) {
