@@ -70,7 +70,8 @@ func TestRunFromProposalToEnd(t *testing.T) {
 		if err != nil || !strings.Contains(v.Text, "api.example.com") || v.Fields[1].Value != "python3 report.py" {
 			t.Errorf("view = %+v, %v", v, err)
 		}
-		defer f.serve()()
+		stop := f.serve()
+		defer stop()
 		f.decide(r, true)
 		r = f.until(r.ID, run.Ended)
 		if r.Outcome != run.Failed || len(r.Results) != 1 || *r.Results[0].Exit != 3 || r.Results[0].Stdout != 5 || strings.Contains(r.Results[0].Tail, "hunter2hunter2") || r.Results[0].Output != "" {
@@ -94,6 +95,7 @@ func TestRunFromProposalToEnd(t *testing.T) {
 		if _, _, err := f.runs.Events(ctx, f.foreign, r.ID, 0, 0, nil); !errors.Is(err, store.ErrNotFound) {
 			t.Errorf("events of another project: %v", err)
 		}
+		stop() // a run's inputs are removed after its end is recorded
 		n := 0
 		if err := f.blobs.Old(time.Now().Add(time.Hour), func(ids []string) error { n += len(ids); return nil }); err != nil || n != 0 {
 			t.Errorf("%d blobs are left, %v", n, err)
