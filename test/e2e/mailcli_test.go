@@ -217,7 +217,7 @@ func TestMailCommandLine(t *testing.T) {
 
 	// The key is stolen. The recovery key replaces it.
 	op.refused(t, []string{"inbox", "recover", address}, "nobody can open its mail")
-	out = op.with("POSTERN_RECOVERY_KEY="+recovery).must(t, []string{"inbox", "recover", address, "--revoke-others"}, "shown this once", "stays valid")
+	out = op.with("POSTERN_RECOVERY_KEY="+recovery).must(t, []string{"inbox", "recover", address, "--revoke-others"}, "shown only once", "stays valid")
 	fresh := inboxKeyForm.FindString(out)
 	agent.refused(t, []string{"message", "list"}, "valid key")
 	op.with("POSTERN_INBOX_KEY="+fresh).must(t, []string{"message", "list"}, "Kohlrabi")
