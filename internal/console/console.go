@@ -271,7 +271,7 @@ func (s *Server) session(r *http.Request) (auth.Principal, error) {
 // browsers can cache them.
 var version = sync.OnceValue(func() string {
 	h := sha256.New()
-	for _, name := range []string{"style.css", "live.js", "passkey.js"} {
+	for _, name := range []string{"style.css", "live.js", "keys.js", "passkey.js"} {
 		b, err := static.ReadFile("static/" + name)
 		if err != nil {
 			panic(err) // unreachable: it is embedded

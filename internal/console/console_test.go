@@ -72,7 +72,7 @@ func TestSetup(t *testing.T) {
 		contains(t, tt.name, a.body, tt.text)
 	}
 	f.enter()
-	if a := f.get("/console/"); a.status != http.StatusOK {
+	if a := f.get("/console/review"); a.status != http.StatusOK {
 		t.Errorf("after the set-up: %d", a.status)
 	}
 	for _, a := range []answer{f.get(link), f.submit("/console/setup", form(f.link.Reveal(), "eve", password, password))} {
@@ -171,7 +171,7 @@ func TestDecide(t *testing.T) {
 	a := f.propose(draft())
 	page := "/console/actions/" + a.ID
 
-	queue := f.get("/console/")
+	queue := f.get("/console/review")
 	contains(t, "queue", queue.body, "(1) Waiting", "bob@shop.example", "carol@shop.example", "eve@hidden.example", "Other recipients cannot see this address",
 		"Totals by region", "analyst@agents.test", "inbox key", "via REST", "1 file, 10 bytes", "Policy: "+a.Verdict, page)
 	if !regexp.MustCompile(`just now|\d+ s ago`).MatchString(queue.body) {
@@ -272,7 +272,7 @@ func TestDecide(t *testing.T) {
 		t.Errorf("rejected: %s, %q, sent %d", got.State, got.Reason, f.hop.sent())
 	}
 	contains(t, "decided", f.get("/console/decided").body, "rejected", "the figures are wrong", `data-state="done"`, "eve@hidden.example", "hidden")
-	contains(t, "queue", f.get("/console/").body, "Nothing is waiting.")
+	contains(t, "queue", f.get("/console/review").body, "Nothing is waiting.")
 }
 
 func TestResolve(t *testing.T) {
@@ -285,7 +285,7 @@ func TestResolve(t *testing.T) {
 			f.submit(page+"/decision", f.form(f.get(page).body, "approve-form"))
 			f.hop.answer(mail.Uncertain, "the connection broke off")
 			f.drain()
-			contains(t, "queue", f.get("/console/").body, "Outcome unknown", page)
+			contains(t, "queue", f.get("/console/review").body, "Outcome unknown", page)
 			shown := f.get(page)
 			contains(t, "unknown", shown.body, `data-state="unknown"`, "the connection broke off", "may or may not have taken effect")
 			form := f.form(shown.body, "resolve-form")
@@ -330,7 +330,7 @@ func TestConcurrentDecisionsCountOnce(t *testing.T) {
 		wg.Go(func() {
 			form := f.form(body, []string{"approve-form", "reject-form"}[i%2])
 			form.Set("reason", "no")
-			f.get("/console/")
+			f.get("/console/review")
 			got := f.submit(page+"/decision", form).status
 			mu.Lock()
 			defer mu.Unlock()
@@ -380,7 +380,7 @@ func TestModifiedContentIsNotApproved(t *testing.T) {
 	if got := f.submit("/console/actions/"+b.ID+"/decision", form); got.status != http.StatusConflict || f.state(b.ID).State != oversight.Pending {
 		t.Errorf("approving what cannot be shown: %d", got.status)
 	}
-	contains(t, "queue", f.get("/console/").body, "its content cannot be shown")
+	contains(t, "queue", f.get("/console/review").body, "its content cannot be shown")
 	form.Set("decision", "reject")
 	form.Set("reason", "unreadable")
 	if got := f.submit("/console/actions/"+b.ID+"/decision", form); got.status != http.StatusSeeOther {
@@ -626,7 +626,7 @@ func TestHostileTextStaysText(t *testing.T) {
 			reject.Set("reason", p+" ")
 			stale := url.Values{"version": {"9"}, "digest": {"x"}, "decision": {"reject"}, "reason": {p}}
 			pages := map[string]answer{
-				"queue": f.get("/console/"), "action": f.get("/console/actions/" + a.ID), "sandbox": f.get("/console/sandboxes/" + s.ID),
+				"queue": f.get("/console/review"), "action": f.get("/console/actions/" + a.ID), "sandbox": f.get("/console/sandboxes/" + s.ID),
 				"sandboxes": f.get("/console/sandboxes"), "audit": f.get("/console/audit"), "filter": f.get("/console/audit?" + url.Values{"verb": {p}, "object": {p}}.Encode()),
 				"stale": f.submit("/console/actions/"+a.ID+"/decision", stale), "missing": f.get("/console/" + url.PathEscape(p)),
 				"signin":  f.submit("/console/signin", url.Values{"name": {p}, "password": {p}, "next": {p}}),
@@ -638,7 +638,7 @@ func TestHostileTextStaysText(t *testing.T) {
 			}
 			if captured.ID != "" {
 				pages["captured"] = f.get("/console/actions/" + captured.ID)
-				pages["captured queue"] = f.get("/console/")
+				pages["captured queue"] = f.get("/console/review")
 			}
 			for name, page := range pages { // wellFormed has looked at each
 				if page.status >= 500 {
@@ -693,15 +693,15 @@ func TestQueueHasPages(t *testing.T) {
 	for range 30 {
 		f.propose(draft())
 	}
-	page := f.get("/console/")
+	page := f.get("/console/review")
 	contains(t, "queue", page.body, "31 actions are waiting", first.ID, `href="?page=2"`)
-	contains(t, "second page", f.get("/console/?page=2").body, `href="?page=1"`)
+	contains(t, "second page", f.get("/console/review?page=2").body, `href="?page=1"`)
 	for _, q := range []string{"0", "-1", "x", "9999"} {
-		if a := f.get("/console/?page=" + q); a.status != http.StatusBadRequest {
+		if a := f.get("/console/review?page=" + q); a.status != http.StatusBadRequest {
 			t.Errorf("page %s: %d, want 400", q, a.status)
 		}
 	}
-	contains(t, "past the end", f.get("/console/?page=7").body, "no longer exists")
+	contains(t, "past the end", f.get("/console/review?page=7").body, "no longer exists")
 }
 
 func TestSandboxes(t *testing.T) {

@@ -47,7 +47,7 @@ type failure struct {
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	var tooBig *http.MaxBytesError
 	var app *oauth.Error
-	f := failure{http.StatusInternalServerError, "Internal error", "An unexpected error occurred. See the server log for details.", "/console/", "Go to the queue"}
+	f := failure{http.StatusInternalServerError, "Internal error", "An unexpected error occurred. See the server log for details.", "/console/review", "Go to the queue"}
 	switch {
 	case errors.Is(err, errHost):
 		f = failure{
@@ -57,7 +57,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, door.ErrOrigin):
 		f = failure{
 			http.StatusForbidden, "Refused",
-			"The request came from another site. Nothing was changed. If you intended this, use the console directly.", "/console/", "Go to the queue",
+			"The request came from another site. Nothing was changed. If you intended this, use the console directly.", "/console/review", "Go to the queue",
 		}
 	case errors.Is(err, auth.ErrUnauthenticated):
 		back := signInAddress(returnPath(r))
@@ -82,23 +82,23 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 			"This operation requires a recent second factor, because a session can be stolen. Nothing was changed. Confirm your second factor, then try again.", back, "Confirm with a second factor",
 		}
 	case errors.Is(err, auth.ErrForbidden):
-		f = failure{http.StatusForbidden, "Not allowed", "Your role does not allow this. Nothing was changed.", "/console/", "Go to the queue"}
+		f = failure{http.StatusForbidden, "Not allowed", "Your role does not allow this. Nothing was changed.", "/console/review", "Go to the queue"}
 	case errors.As(err, &tooBig):
-		f = failure{http.StatusRequestEntityTooLarge, "Too large", fmt.Sprintf("A form may hold at most %d bytes. Nothing was changed.", tooBig.Limit), "/console/", "Go to the queue"}
+		f = failure{http.StatusRequestEntityTooLarge, "Too large", fmt.Sprintf("A form may hold at most %d bytes. Nothing was changed.", tooBig.Limit), "/console/review", "Go to the queue"}
 	case errors.Is(err, errForm):
-		f = failure{http.StatusBadRequest, "Invalid request", sentence(strings.TrimPrefix(err.Error(), errForm.Error()+": ")), "/console/", "Go to the queue"}
+		f = failure{http.StatusBadRequest, "Invalid request", sentence(strings.TrimPrefix(err.Error(), errForm.Error()+": ")), "/console/review", "Go to the queue"}
 	case errors.As(err, &app):
-		f = failure{http.StatusBadRequest, "This app cannot be connected", "Its request is not valid. " + sentence(app.Detail) + " Nothing was sent to the app.", "/console/", "Go to the queue"}
+		f = failure{http.StatusBadRequest, "This app cannot be connected", "Its request is not valid. " + sentence(app.Detail) + " Nothing was sent to the app.", "/console/review", "Go to the queue"}
 	case errors.Is(err, errOther):
-		f = failure{http.StatusConflict, "Changed", "The action's content has changed since the page was loaded, or is no longer stored. Open the action again.", "/console/", "Go to the queue"}
+		f = failure{http.StatusConflict, "Changed", "The action's content has changed since the page was loaded, or is no longer stored. Open the action again.", "/console/review", "Go to the queue"}
 	case errors.Is(err, oversight.ErrStale):
-		f = failure{http.StatusConflict, "Changed", sentence(oversight.ErrStale.Error()), "/console/", "Go to the queue"}
+		f = failure{http.StatusConflict, "Changed", sentence(oversight.ErrStale.Error()), "/console/review", "Go to the queue"}
 	case errors.Is(err, errStreams):
-		f = failure{http.StatusTooManyRequests, "Too many pages", "You have too many console pages open. Close some of them.", "/console/", "Go to the queue"}
+		f = failure{http.StatusTooManyRequests, "Too many pages", "You have too many console pages open. Close some of them.", "/console/review", "Go to the queue"}
 	case errors.Is(err, door.ErrMethod):
-		f = failure{http.StatusMethodNotAllowed, "Method not allowed", "Nothing was changed. Use the buttons on the page; links never change anything.", "/console/", "Go to the queue"}
+		f = failure{http.StatusMethodNotAllowed, "Method not allowed", "Nothing was changed. Use the buttons on the page; links never change anything.", "/console/review", "Go to the queue"}
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, people.ErrNotFound), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, directory.ErrNoInbox), errors.Is(err, webhook.ErrNotFound), errors.Is(err, secret.ErrNotFound):
-		f = failure{http.StatusNotFound, "Not found", "This page does not exist, or you do not have access to it.", "/console/", "Go to the queue"}
+		f = failure{http.StatusNotFound, "Not found", "This page does not exist, or you do not have access to it.", "/console/review", "Go to the queue"}
 	case errors.Is(err, context.Canceled):
 		s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)
 	default:

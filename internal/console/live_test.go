@@ -76,7 +76,7 @@ func TestOpenPagesLearnOfChanges(t *testing.T) {
 	if !ok || second.Waiting != 1 || second.Mark == first.Mark {
 		t.Errorf("after a proposal the page was told %+v, %v", second, ok)
 	}
-	contains(t, "queue", f.get("/console/").body, `data-watch="queue" data-mark="`+second.Mark+`"`, "<title>(1) Waiting")
+	contains(t, "queue", f.get("/console/review").body, `data-watch="queue" data-mark="`+second.Mark+`"`, "<title>(1) Waiting")
 	one := f.listen(a.ID)
 	before, _ := one.next()
 	contains(t, "action", f.get("/console/actions/"+a.ID).body, `data-watch="`+a.ID+`" data-mark="`+before.Mark+`"`)

@@ -42,7 +42,7 @@ func TestQuarantine(t *testing.T) {
 			}
 		}
 	}
-	contains(t, "the queue", f.get("/console/").body, "1 incoming message is held in quarantine")
+	contains(t, "the queue", f.get("/console/review").body, "1 incoming message is held in quarantine")
 	contains(t, "the quarantine", f.get("/console/quarantine").body, "analyst@agents.test", "DMARC fail", "SPF softfail", "failed authentication", "/console/quarantine/"+id+"/release")
 	err := f.post.Receive(t.Context(), mailbox.Arrival{
 		Envelope: mail.Envelope{From: "eve@evil.example", To: []string{f.inbox.Address}, Raw: []byte("Subject: from nobody\r\n\r\nx\r\n")},

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
@@ -39,13 +40,22 @@ type page struct {
 	Mark    string         // how what is watched stands, as [Server.events] would tell it
 	Passkey bool           // its script asks the browser for a passkey
 	Body    any
+
+	shape string // of the layout; empty means "page"
 }
 
 // PasskeyJS returns the address of the script that asks for a passkey.
 func (page) PasskeyJS() string { return "/console/static/passkey.js?v=" + version() }
 
-// JS returns the address of the script.
+// JS returns the address of the script that keeps pages current.
 func (page) JS() string { return "/console/static/live.js?v=" + version() }
+
+// KeysJS returns the address of the script that handles keys.
+func (page) KeysJS() string { return "/console/static/keys.js?v=" + version() }
+
+// Shape returns the class of the layout: "review" has panes of its own and fills the
+// window, "page" has margins.
+func (p page) Shape() string { return or(p.shape, "page") }
 
 // CSS returns the address of the style.
 func (page) CSS() string { return "/console/static/style.css?v=" + version() }
@@ -54,14 +64,14 @@ func (page) CSS() string { return "/console/static/style.css?v=" + version() }
 // parsed on first use: the processes of a sandbox are this program too, and
 // would otherwise parse them at start.
 var pages = sync.OnceValue(func() map[string]*template.Template {
-	shared := template.Must(template.New("layout").Funcs(funcs).ParseFS(files, "templates/layout.html", "templates/parts.html"))
+	shared := template.Must(template.New("layout").Funcs(funcs).ParseFS(files, "templates/layout.html", "templates/parts.html", "templates/sprite.html"))
 	names, err := files.ReadDir("templates")
 	if err != nil {
 		panic(err) // unreachable: they are embedded
 	}
 	out := map[string]*template.Template{}
 	for _, f := range names {
-		if name := strings.TrimSuffix(f.Name(), ".html"); name != "layout" && name != "parts" {
+		if name := strings.TrimSuffix(f.Name(), ".html"); name != "layout" && name != "parts" && name != "sprite" {
 			out[name] = template.Must(template.Must(shared.Clone()).ParseFS(files, path.Join("templates", f.Name())))
 		}
 	}
@@ -83,6 +93,8 @@ func (s *Server) render(w http.ResponseWriter, status int, p page) error {
 }
 
 var funcs = template.FuncMap{
+	"icon":          icon,
+	"initials":      initials,
 	"line":          func(s any) string { return mail.Printable(fmt.Sprint(s), 4096) },
 	"lines":         lines,
 	"ago":           func(t time.Time) string { return ago(time.Since(t)) },
@@ -139,6 +151,26 @@ func dict(pairs ...any) map[string]any {
 		out[fmt.Sprint(pairs[i])] = pairs[i+1]
 	}
 	return out
+}
+
+// icon returns a symbol of the layout's sprite. Its name is a constant of a template,
+// never text from outside.
+func icon(name string) template.HTML {
+	return template.HTML(`<svg class="i" aria-hidden="true"><use href="#i-` + template.HTMLEscapeString(name) + `"/></svg>`) //nolint:gosec // escaped
+}
+
+// initials returns one or two letters that stand for a name beside it.
+func initials(name string) string {
+	var out []rune
+	start := true
+	for _, r := range name {
+		letter := unicode.IsLetter(r) || unicode.IsDigit(r)
+		if letter && start && len(out) < 2 {
+			out = append(out, unicode.ToUpper(r))
+		}
+		start = !letter
+	}
+	return string(out)
 }
 
 func or(s, otherwise string) string {

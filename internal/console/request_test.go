@@ -118,7 +118,7 @@ func TestRequestIsShownAsItWillBeMade(t *testing.T) {
 	if got := f.get("/console/actions/" + a.ID + "/raw").body; !strings.HasPrefix(got, "POST /v2/companies/search?country=SE&limit=40 HTTP/1.1\r\nHost: api.registry-data.example\r\n") || !strings.HasSuffix(got, string(order().Body)) {
 		t.Errorf("got the source %q", got)
 	}
-	if list := f.get("/console/").body; !strings.Contains(list, "POST https://api.registry-data.example/v2/companies/search") {
+	if list := f.get("/console/review").body; !strings.Contains(list, "POST https://api.registry-data.example/v2/companies/search") {
 		t.Error("the queue does not name the request")
 	}
 	first := f.get("/console/actions/" + f.requested(policy.KindSecret, order()).ID).body

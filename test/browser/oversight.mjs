@@ -308,7 +308,7 @@ async function run() {
   await play('runs')
   const run = '/console/runs/run_' + 'A'.repeat(26)
   await pictures([
-    ['queue', '/console/'], ['runs', '/console/runs'], ['run', run], ['filtered', '/console/?kind=inbox.mode'], ['batch', '/console/batch'], ['action', `/console/actions/${seen.report.id}`],
+    ['queue', '/console/review'], ['runs', '/console/runs'], ['run', run], ['filtered', '/console/review?kind=inbox.mode'], ['batch', '/console/batch'], ['action', `/console/actions/${seen.report.id}`],
     ['edit', `/console/actions/${seen.report.id}/edit`], ['hostile', `/console/actions/${evil.id}`], ['asked-others', `/console/actions/${seen.legal.id}`],
     ['second-factor', `/console/actions/${seen.money.id}`], ['done', `/console/actions/${seen.large.id}`], ['inbox', seen.inbox], ['policy', '/console/policy'],
     ['draft', '/console/policy/draft', (p) => p.locator('#try').click()], ['policy-change', seen.change], ['switches', '/console/switches'], ['webhooks', '/console/webhooks'],
@@ -318,7 +318,7 @@ async function run() {
   await play('propose', { name: 'fresh', kind: 'report' })
   const fresh = await play('state', { name: 'fresh' })
   await shown([
-    ['queue', '/console/'], ['batch', '/console/batch'], ['action', `/console/actions/${fresh.id}`, (p) => p.locator('#s-what').evaluate((e) => e.scrollIntoView())], ['edited', `/console/actions/${seen.report.id}`],
+    ['queue', '/console/review'], ['batch', '/console/batch'], ['action', `/console/actions/${fresh.id}`, (p) => p.locator('#s-what').evaluate((e) => e.scrollIntoView())], ['edited', `/console/actions/${seen.report.id}`],
     ['hostile', `/console/actions/${evil.id}`], ['inbox', seen.inbox], ['policy', '/console/policy'], ['draft', '/console/policy/draft', (p) => p.locator('#try').click()],
     ['switches', '/console/switches'], ['webhooks', '/console/webhooks'], ['webhook', webhook], ['decided', '/console/decided'], ['done', `/console/actions/${seen.large.id}`], ['inboxes', '/console/inboxes'],
     ['quarantine', '/console/quarantine'], ['sending', '/console/sending'], ['domains', '/console/domains'], ['mailboxes', '/console/mailboxes'], ['mailbox', mailbox], ['sandboxes', '/console/sandboxes'], ['runs', '/console/runs'], ['run', run], ['keys', '/console/keys'], ['audit', '/console/audit'], ['account', '/console/account'], ['people', '/console/people'],
