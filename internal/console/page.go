@@ -85,10 +85,11 @@ func (s *Server) render(w http.ResponseWriter, status int, p page) error {
 	if err := pages()[p.Name].ExecuteTemplate(&b, "layout.html", p); err != nil {
 		return fmt.Errorf("render %s: %w", p.Name, err)
 	}
+	out := s.putNames(p.Who.Project, b.Bytes())
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	w.Header().Set("Content-Length", strconv.Itoa(b.Len()))
+	w.Header().Set("Content-Length", strconv.Itoa(len(out)))
 	w.WriteHeader(status)
-	_, _ = w.Write(b.Bytes()) // the browser may be gone
+	_, _ = w.Write(out) // the browser may be gone
 	return nil
 }
 
@@ -105,7 +106,7 @@ var funcs = template.FuncMap{
 	"size":          size,
 	"quota":         quotaText,
 	"count":         count,
-	"who":           who,
+	"who":           mark,
 	"via":           func(v string) string { return or(doors[v], v) },
 	"verb":          audit.Verb.Means,
 	"detail":        detail,
@@ -257,37 +258,6 @@ func count(n int, one, many string) string {
 		return "1 " + one
 	}
 	return strconv.Itoa(n) + " " + many
-}
-
-// A principal is one as a page names it.
-type principal struct {
-	Kind string // in words
-	ID   string
-	Link string // page about it, or empty
-}
-
-func who(p string) principal {
-	kind, id, _ := strings.Cut(p, ":")
-	switch kind {
-	case "sandbox":
-		if sandboxID().MatchString(id) {
-			return principal{"sandbox", id, "/console/sandboxes/" + id}
-		}
-		return principal{Kind: "sandbox", ID: id}
-	case "agent":
-		return principal{Kind: "inbox key", ID: id}
-	case "grant":
-		return principal{Kind: "grant", ID: id}
-	case "recovery":
-		return principal{Kind: "recovery key", ID: id}
-	case "project":
-		return principal{Kind: "project key", ID: id}
-	case "system":
-		return principal{Kind: "Postern’s", ID: id}
-	case "person":
-		return principal{ID: id}
-	}
-	return principal{ID: p}
 }
 
 // doors are the ways in which something was asked for.
