@@ -173,7 +173,7 @@ func TestDecide(t *testing.T) {
 
 	queue := f.get("/console/review")
 	contains(t, "queue", queue.body, "(1) Waiting", "bob@shop.example", "carol@shop.example", "eve@hidden.example", "Other recipients cannot see this address",
-		"Totals by region", "analyst@agents.test", "inbox key", "via REST", "1 file, 10 bytes", "Policy: "+a.Verdict, page)
+		"Totals by region", "analyst@agents.test", ">analyst<", "via REST", "1 file, 10 bytes", "Policy: "+a.Verdict, page)
 	if !regexp.MustCompile(`just now|\d+ s ago`).MatchString(queue.body) {
 		t.Error("queue does not say since when it waits")
 	}
