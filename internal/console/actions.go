@@ -250,6 +250,7 @@ func pathAction(r *http.Request) (string, error) {
 type actionPage struct {
 	*review
 	approvals
+	Attached   []attachment        // View.Files with their previews
 	Edits      []difference        // newest first; empty if nobody revised it
 	History    []audit.Entry       // oldest first
 	Deliveries []delivery.Delivery // of an email that was carried out
@@ -288,6 +289,11 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 	}
 	if v.Kind == mailbox.SendKind && v.State != oversight.Pending && !v.Changed {
 		if v.Deliveries, err = s.post.Deliveries(ctx, who, id); err != nil {
+			return err
+		}
+	}
+	if v.Unshown == "" && !v.Changed {
+		if v.Attached, err = s.attached(ctx, who, &v.Action, v.View.Files); err != nil {
 			return err
 		}
 	}

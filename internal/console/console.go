@@ -104,6 +104,7 @@ type Server struct {
 	conf    Config
 	// verifying has capacity 1: reading the whole audit log is expensive.
 	verifying chan struct{}
+	drawing   chan struct{} // has capacity 2: a picture takes up to 200 MB while it is drawn
 	closed    chan struct{} // by Close
 	closing   sync.Once
 
@@ -121,7 +122,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, fleet *sandbox.Fl
 	}
 	return &Server{
 		log: log, db: db, gate: gate, fleet: fleet, post: post, domains: domains, conf: conf,
-		verifying: make(chan struct{}, 1), closed: make(chan struct{}), briefs: map[string]brief{},
+		verifying: make(chan struct{}, 1), drawing: make(chan struct{}, 2), closed: make(chan struct{}), briefs: map[string]brief{},
 		pulses: map[string]pulse{}, live: map[string]int{},
 	}
 }
@@ -169,6 +170,7 @@ func (s *Server) table() []route {
 		batchHandlers{reviews{s}}.routes(),
 		actionHandlers{reviews{s}}.routes(),
 		contentHandlers{reviews{s}}.routes(),
+		attachmentHandlers{reviews{s}}.routes(),
 		editHandlers{actionHandlers{reviews{s}}}.routes(),
 		sandboxHandlers{reviews{s}}.routes(),
 		runHandlers{s}.routes(),

@@ -410,6 +410,23 @@ func (f *fixture) send(method, path string, form url.Values) answer {
 	return f.do(req)
 }
 
+// stranger makes the account of eve, a person of another project, and signs her in.
+func (f *fixture) stranger() {
+	f.t.Helper()
+	var token auth.Secret
+	f.update(func(tx *store.Tx) error {
+		id, _, err := auth.NewProject(f.t.Context(), tx, "two")
+		if err == nil {
+			token, err = auth.NewSetup(f.t.Context(), tx, id)
+		}
+		return err
+	})
+	f.client = f.browser()
+	if a := f.submit("/console/setup", url.Values{"token": {token.Reveal()}, "name": {"eve"}, "password": {password}, "again": {password}}); a.status != http.StatusSeeOther {
+		f.t.Fatalf("set up: status %d\n%s", a.status, a.body)
+	}
+}
+
 // enter makes ann's account and signs her in.
 func (f *fixture) enter() {
 	f.t.Helper()

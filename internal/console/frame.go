@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/net/html"
@@ -15,6 +14,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/mail"
+	"postern/internal/oversight"
 	"postern/internal/policy"
 )
 
@@ -207,14 +207,13 @@ func cleanCSS(css string) string {
 	return b.String()
 }
 
-// contentHandlers serves the parts of a proposed email: its HTML, source and attachments.
+// contentHandlers serves the parts of a proposed email: its HTML and source.
 type contentHandlers struct{ reviews }
 
 func (s contentHandlers) routes() []route {
 	return []route{
 		{"GET", "/console/actions/{id}/frame", views, s.frame},
 		{"GET", "/console/actions/{id}/raw", views, s.raw},
-		{"GET", "/console/actions/{id}/files/{n}", views, s.file},
 	}
 }
 
@@ -226,6 +225,11 @@ func (s contentHandlers) frame(w http.ResponseWriter, r *http.Request, who auth.
 		return err
 	}
 	l, err := s.letter(r, who, id)
+	return frameOf(w, l.HTML, err)
+}
+
+// frameOf answers with hostile HTML as a frame shows it, or says there why not.
+func frameOf(w http.ResponseWriter, doc string, err error) error {
 	w.Header().Set("Content-Security-Policy", framePolicy)
 	w.Header().Set("X-DNS-Prefetch-Control", "off")
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
@@ -240,7 +244,7 @@ func (s contentHandlers) frame(w http.ResponseWriter, r *http.Request, who auth.
 	if err != nil {
 		return err
 	}
-	v, err := rendered(l.HTML)
+	v, err := rendered(doc)
 	if errors.Is(err, errFrame) {
 		return say(http.StatusOK, "This HTML is too large or too deep to be rendered here. Read it as text, and as source.")
 	}
@@ -254,6 +258,11 @@ func (s contentHandlers) frame(w http.ResponseWriter, r *http.Request, who auth.
 // errOther means that what is asked for is of other bytes than the page showed.
 var errOther = errors.New("the action has other content than the page showed")
 
+// sameDigest reports whether the address names the action as it is now.
+func sameDigest(r *http.Request, a *oversight.Action) bool {
+	return subtle.ConstantTimeCompare([]byte(r.URL.Query().Get("digest")), []byte(a.Hex())) == 1 && a.Dropped.IsZero()
+}
+
 // letter returns the email that an action would send, read. The address has the
 // digest of what its page shows: a frame, or a file, of something else would be
 // looked at in its place.
@@ -262,7 +271,7 @@ func (s contentHandlers) letter(r *http.Request, who auth.Principal, id string) 
 	if err != nil {
 		return mail.Message{}, err
 	}
-	if subtle.ConstantTimeCompare([]byte(r.URL.Query().Get("digest")), []byte(a.Hex())) != 1 || !a.Dropped.IsZero() {
+	if !sameDigest(r, &a) {
 		return mail.Message{}, errOther
 	}
 	o, err := opened(&a)
@@ -295,22 +304,4 @@ func (s contentHandlers) raw(w http.ResponseWriter, r *http.Request, who auth.Pr
 		return download(w, id+".txt", o.Source)
 	}
 	return download(w, id+".eml", o.Source)
-}
-
-// file is one attachment, for a reviewer who looks into it.
-func (s contentHandlers) file(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	id, err := pathAction(r)
-	if err != nil {
-		return err
-	}
-	m, err := s.letter(r, who, id)
-	if err != nil {
-		return err
-	}
-	n, err := strconv.Atoi(r.PathValue("n"))
-	if err != nil || n < 0 || n >= len(m.Attachments) {
-		return fmt.Errorf("file %q of action %s: %w", r.PathValue("n"), id, errNoFile)
-	}
-	f := m.Attachments[n]
-	return download(w, f.Name, f.Data)
 }

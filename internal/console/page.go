@@ -64,14 +64,14 @@ func (page) CSS() string { return "/console/static/style.css?v=" + version() }
 // parsed on first use: the processes of a sandbox are this program too, and
 // would otherwise parse them at start.
 var pages = sync.OnceValue(func() map[string]*template.Template {
-	shared := template.Must(template.New("layout").Funcs(funcs).ParseFS(files, "templates/layout.html", "templates/parts.html", "templates/sprite.html"))
+	shared := template.Must(template.New("layout").Funcs(funcs).ParseFS(files, "templates/layout.html", "templates/parts.html", "templates/sprite.html", "templates/parts-*.html"))
 	names, err := files.ReadDir("templates")
 	if err != nil {
 		panic(err) // unreachable: they are embedded
 	}
 	out := map[string]*template.Template{}
 	for _, f := range names {
-		if name := strings.TrimSuffix(f.Name(), ".html"); name != "layout" && name != "parts" && name != "sprite" {
+		if name := strings.TrimSuffix(f.Name(), ".html"); name != "layout" && name != "sprite" && !strings.HasPrefix(name, "parts") {
 			out[name] = template.Must(template.Must(shared.Clone()).ParseFS(files, path.Join("templates", f.Name())))
 		}
 	}

@@ -1,0 +1,267 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+	"postern/internal/preview"
+)
+
+// What a page shows of an action's files: so many previews, of so many bytes together,
+// in so much time. The others have a page of their own.
+const (
+	maxPreviews     = 12
+	maxPreviewBytes = 24 << 20
+	previewTime     = 3 * time.Second
+)
+
+// An attachment is a file of an action with its preview.
+type attachment struct {
+	oversight.File
+	N       int    // index in the action's view
+	Action  string // ID
+	Digest  string // of the action as the page shows it
+	Preview preview.File
+	Looked  bool   // there is a preview
+	Why     string // why there is none
+}
+
+// at returns the address of something of the file, bound to what the page shows.
+func (a *attachment) at(what string) string {
+	p := "/console/actions/" + url.PathEscape(a.Action) + "/files/" + strconv.Itoa(a.N)
+	if what != "" {
+		p += "/" + what
+	}
+	return p + "?digest=" + url.QueryEscape(a.Digest)
+}
+
+// Save, View, Picture and Frame are addresses: of the file itself, of its page, of its
+// pixels, and of its HTML.
+func (a *attachment) Save() string    { return a.at("") }
+func (a *attachment) View() string    { return a.at("view") }
+func (a *attachment) Picture() string { return a.at("picture") }
+func (a *attachment) Frame() string   { return a.at("frame") }
+
+// Symbol is the icon of the file.
+func (a *attachment) Symbol() string {
+	switch a.Preview.Form {
+	case preview.Message:
+		return "mail"
+	case preview.Calendar:
+		return "clock"
+	case preview.Archive:
+		return "box"
+	case preview.Nothing, preview.Text, preview.Table, preview.Picture, preview.Page, preview.PDF:
+	}
+	return "file"
+}
+
+// attached returns the files of an action with their previews. It reads them from a,
+// whose digest the page shows.
+func (s reviews) attached(ctx context.Context, who auth.Principal, a *oversight.Action, files []oversight.File) (out []attachment, err error) {
+	open := s.opener(ctx, who, a)
+	left, until := maxPreviewBytes, time.Now().Add(previewTime)
+	for n, f := range files {
+		one := attachment{File: f, N: n, Action: a.ID, Digest: a.Hex()}
+		switch {
+		case !f.Open:
+			one.Why = "its content is not kept here"
+		case n >= maxPreviews || int64(left) < f.Size || time.Now().After(until):
+			one.Why = "there is too much to show all of it here"
+		default:
+			data, err := open(n)
+			if err != nil {
+				return nil, err
+			}
+			left -= len(data)
+			one.Preview, one.Looked = preview.Of(f.Name, f.Type, data), true
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+// opener returns a function that opens the files of an action.
+func (s reviews) opener(ctx context.Context, who auth.Principal, a *oversight.Action) func(n int) ([]byte, error) {
+	if a.Kind != mailbox.SendKind {
+		return func(n int) ([]byte, error) {
+			_, data, err := s.gate.File(ctx, who, a.ID, n)
+			return data, err
+		}
+	}
+	o, err := opened(a) // once for all files: a mail may have 25 MB of them
+	return func(n int) ([]byte, error) {
+		if err != nil {
+			return nil, err
+		}
+		if n < 0 || n >= len(o.Message.Attachments) {
+			return nil, fmt.Errorf("file %d of action %s: %w", n, a.ID, errNoFile)
+		}
+		return o.Message.Attachments[n].Data, nil
+	}
+}
+
+// attachmentHandlers serve the files of proposed actions: as they are, and as far as it
+// is safe, looked into. The rule: nothing that a file holds reaches this origin as
+// something that runs. Text goes through html/template, pixels are drawn anew, HTML
+// stays in the frame of mails.
+type attachmentHandlers struct{ reviews }
+
+func (s attachmentHandlers) routes() []route {
+	return []route{
+		{"GET", "/console/actions/{id}/files/{n}", views, s.save},
+		{"GET", "/console/actions/{id}/files/{n}/view", views, s.view},
+		{"GET", "/console/actions/{id}/files/{n}/picture", views, s.picture},
+		{"GET", "/console/actions/{id}/files/{n}/frame", views, s.frame},
+	}
+}
+
+// open returns the file that an address names, of exactly the action that its page showed.
+func (s attachmentHandlers) open(r *http.Request, who auth.Principal) (a oversight.Action, f attachment, data []byte, err error) {
+	id, err := pathAction(r)
+	if err != nil {
+		return a, f, nil, err
+	}
+	if a, err = s.gate.Action(r.Context(), who, id); err != nil {
+		return a, f, nil, err
+	}
+	if !sameDigest(r, &a) {
+		return a, f, nil, errOther
+	}
+	n, err := strconv.Atoi(r.PathValue("n"))
+	if err != nil || n < 0 {
+		return a, f, nil, fmt.Errorf("file %q of action %s: %w", r.PathValue("n"), id, errNoFile)
+	}
+	v, err := s.gate.Show(a)
+	if err != nil {
+		return a, f, nil, err
+	}
+	if n >= len(v.Files) || !v.Files[n].Open {
+		return a, f, nil, fmt.Errorf("file %d of action %s: %w", n, id, errNoFile)
+	}
+	f = attachment{File: v.Files[n], N: n, Action: a.ID, Digest: a.Hex()}
+	data, err = s.opener(r.Context(), who, &a)(n)
+	return a, f, data, err
+}
+
+// save is one file as it is, for a reviewer who looks into it with another program.
+func (s attachmentHandlers) save(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	_, f, data, err := s.open(r, who)
+	if err != nil {
+		return err
+	}
+	return download(w, f.Name, data)
+}
+
+// rowsPerPage is how many rows of a table are on its page, and maxWholeText how much of
+// a text, in bytes.
+const (
+	rowsPerPage  = 200
+	maxWholeText = 2 << 20
+)
+
+// A filePage is a file on a page of its own.
+type filePage struct {
+	attachment
+	Title  string // of the action
+	Text   string
+	Sheet  preview.Sheet
+	Before string // address of the rows before these; empty if there are none
+	After  string
+	Cut    bool // Text is only the beginning
+}
+
+// Last is the number of the last row.
+func (p *filePage) Last() int { return p.Sheet.First + len(p.Sheet.Rows) - 1 }
+
+// view shows all of one file, a part at a time.
+func (s attachmentHandlers) view(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	a, f, data, err := s.open(r, who)
+	if err != nil {
+		return err
+	}
+	p := filePage{attachment: f}
+	p.Preview, p.Looked = preview.Of(f.Name, f.Type, data), true
+	v, err := s.gate.Show(a)
+	if err != nil {
+		return err
+	}
+	p.Title = v.Title
+	switch p.Preview.Form {
+	case preview.Table:
+		first, err := strconv.Atoi(or(r.URL.Query().Get("row"), "1"))
+		if err != nil || first < 1 {
+			return fmt.Errorf("%w: row must be a number from 1", errForm)
+		}
+		if p.Sheet, err = preview.RowsOf(f.Name, f.Type, data, first, rowsPerPage); err != nil {
+			return fmt.Errorf("read rows of file %d of %s: %w", f.N, a.ID, err)
+		}
+		at := func(row int) string { return f.View() + "&row=" + strconv.Itoa(row) }
+		if first > 1 {
+			p.Before = at(max(1, first-rowsPerPage))
+		}
+		if p.Last() < p.Sheet.Total {
+			p.After = at(first + rowsPerPage)
+		}
+	case preview.Text, preview.Page:
+		p.Text = preview.Plain(data)
+		if len(p.Text) > maxWholeText {
+			p.Cut, p.Text = true, strings.ToValidUTF8(p.Text[:maxWholeText], "")
+		}
+	case preview.Nothing, preview.Picture, preview.Calendar, preview.PDF, preview.Message, preview.Archive:
+		p.Text = p.Preview.Text
+	}
+	return s.render(w, http.StatusOK, page{Name: "file", Title: or(f.Name, "File"), Who: who, Here: "queue", Body: &p})
+}
+
+// picturePolicy is for pixels alone. The attack: somebody opens a picture's address as a
+// page of its own, and what the sniffing of an old browser takes for HTML runs there.
+const picturePolicy = "default-src 'none'; img-src 'self'; style-src 'none'; frame-ancestors 'none'; sandbox"
+
+// drawTime bounds how long one picture is drawn.
+const drawTime = 5 * time.Second
+
+// picture is a file's pixels as a new PNG file: see [preview.Redraw].
+func (s attachmentHandlers) picture(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	_, f, data, err := s.open(r, who)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), drawTime)
+	defer cancel()
+	// The attack: a mail with fifty pictures of 16 megapixels takes all memory at once.
+	select {
+	case s.drawing <- struct{}{}:
+		defer func() { <-s.drawing }()
+	case <-ctx.Done():
+		return fmt.Errorf("draw file %d of %s: %w", f.N, f.Action, errNoFile)
+	}
+	out, err := preview.Redraw(ctx, data, preview.ShownSide)
+	if errors.Is(err, preview.ErrPicture) || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("draw file %d of %s: %v: %w", f.N, f.Action, err, errNoFile)
+	}
+	if err != nil {
+		return err
+	}
+	h := w.Header()
+	h.Set("Content-Type", "image/png")
+	h.Set("Content-Security-Policy", picturePolicy)
+	h.Set("Content-Length", strconv.Itoa(len(out)))
+	_, _ = w.Write(out) // the browser may be gone
+	return nil
+}
+
+// frame is a file's HTML as a mail's is shown.
+func (s attachmentHandlers) frame(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	_, _, data, err := s.open(r, who)
+	return frameOf(w, preview.Plain(data), err)
+}

@@ -1,0 +1,358 @@
+package preview
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// The limits of a calendar file.
+const (
+	maxCalendar = 1 << 20 // bytes
+	maxLines    = 20_000  // after unfolding
+	maxNesting  = 8       // components within each other
+	maxEvents   = 10      // that are shown
+	maxPeople   = 40      // of one event that are shown
+)
+
+// Dates are what a calendar file asks of a calendar.
+type Dates struct {
+	Method string // REQUEST, CANCEL, REPLY, PUBLISH …; empty if it names none
+	Means  string // what a calendar does with it, for people
+	Events []Event
+}
+
+// An Event is one entry of a calendar. All text is hostile.
+type Event struct {
+	Kind        string // "event", "task", "note" or "busy times"
+	Summary     string
+	Start, End  string // as the file has them, with the time zone that it names
+	Every       string // the rule by which it repeats; empty if it does not
+	Where       string
+	Description string
+	Organizer   Attendee
+	Attendees   []Attendee
+	Others      int // attendees who are not listed
+	Status      string
+	Links       []string // addresses that it leads to
+	Alarms      []string // what it does by itself: "shows a reminder"
+}
+
+// An Attendee is a person whom a calendar writes to.
+type Attendee struct {
+	Name    string // hostile: it says whatever the sender likes
+	Address string // of the kind user@domain where it is a mailbox
+	Role    string // "optional", "required" …; may be empty
+}
+
+// A property is one line of a calendar (RFC 5545, section 3.1).
+type property struct {
+	name, value string
+	params      map[string]string
+}
+
+// calendar shows what a calendar file asks for.
+func (f *File) calendar(text string) {
+	if len(text) > maxCalendar {
+		f.missing("the calendar has more than %d MiB, so nothing of it is shown", maxCalendar>>20)
+		return
+	}
+	r := calendarReader{}
+	why := r.read(text)
+	if len(r.dates.Events) == 0 && why == "" {
+		why = "it has no entry"
+	}
+	if why != "" {
+		f.note("it is not a calendar that every program reads alike, so it is shown as text: %s", why)
+		f.text(text)
+		return
+	}
+	f.Form, f.Events = Calendar, r.dates
+	f.Events.Means = methodMeans(r.dates.Method)
+	f.Facts = plural(r.events, "entry", "entries")
+	if r.events > len(r.dates.Events) {
+		f.missing("entries 1 to %d of %d", len(r.dates.Events), r.events)
+	}
+	if r.left > 0 {
+		f.missing("%s of it are not shown here", plural(r.left, "line", "lines"))
+	}
+	for _, e := range r.dates.Events {
+		if e.Others > 0 {
+			f.missing("%s of one entry are not listed", plural(e.Others, "attendee", "attendees"))
+		}
+	}
+}
+
+// methodMeans says what a calendar does with a file of this method (RFC 5546).
+func methodMeans(method string) string {
+	switch method {
+	case "REQUEST":
+		return "asks the attendees to come, or changes what they were asked before"
+	case "CANCEL":
+		return "takes the entry out of the attendees’ calendars"
+	case "REPLY":
+		return "tells the organizer whether somebody comes"
+	case "COUNTER":
+		return "proposes another time to the organizer"
+	case "ADD":
+		return "adds a date to an entry that repeats"
+	case "", "PUBLISH":
+		return "is added to a calendar; nobody is asked"
+	}
+	return "is of a method that calendars rarely know"
+}
+
+// A calendarReader reads the lines of a calendar.
+type calendarReader struct {
+	dates  Dates
+	open   []string // components around the line, the innermost last
+	events int      // entries in all
+	left   int      // lines of entries that are not shown
+	alarm  string   // action of the alarm around the line
+}
+
+// read reads a calendar. It returns why it cannot, or "".
+func (r *calendarReader) read(text string) string {
+	lines := unfold(text)
+	if len(lines) > maxLines {
+		return "it has too many lines"
+	}
+	for n, line := range lines {
+		if line == "" {
+			continue
+		}
+		p, ok := parseProperty(line)
+		if !ok {
+			return fmt.Sprintf("line %d has no name and value", n+1)
+		}
+		switch p.name {
+		case "BEGIN":
+			if len(r.open) >= maxNesting {
+				return "its components are too deep"
+			}
+			if len(r.open) == 0 && !strings.EqualFold(p.value, "VCALENDAR") {
+				return "it does not begin as a calendar does"
+			}
+			r.open = append(r.open, strings.ToUpper(p.value))
+			r.begin()
+		case "END":
+			if len(r.open) == 0 || !strings.EqualFold(p.value, r.open[len(r.open)-1]) {
+				return fmt.Sprintf("line %d ends what did not begin", n+1)
+			}
+			r.end()
+			r.open = r.open[:len(r.open)-1]
+		default:
+			if len(r.open) == 0 {
+				return "it has lines outside of a calendar"
+			}
+			r.line(p)
+		}
+	}
+	if len(r.open) > 0 {
+		return "it ends too early"
+	}
+	return ""
+}
+
+// unfold returns the lines of a calendar, those that were folded joined.
+func unfold(text string) []string {
+	text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
+	// A word cut in two lines is one word to a calendar.
+	text = strings.ReplaceAll(strings.ReplaceAll(text, "\n ", ""), "\n\t", "")
+	return strings.Split(text, "\n")
+}
+
+// parseProperty reads one line. A colon or semicolon within quotation marks belongs to
+// a parameter's value.
+func parseProperty(line string) (p property, ok bool) {
+	p.params = map[string]string{}
+	quoted, from, name := false, 0, ""
+	put := func(piece string) {
+		if name == "" {
+			name = piece
+			p.name = strings.ToUpper(strings.TrimSpace(piece))
+			return
+		}
+		key, value, _ := strings.Cut(piece, "=")
+		p.params[strings.ToUpper(key)] = strings.Trim(value, `"`)
+	}
+	for i := range len(line) {
+		switch c := line[i]; {
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == ';':
+			put(line[from:i])
+			from = i + 1
+		case c == ':':
+			put(line[from:i])
+			p.value = line[i+1:]
+			return p, p.name != ""
+		}
+	}
+	return property{}, false
+}
+
+// begin opens an entry.
+func (r *calendarReader) begin() {
+	kind := ""
+	switch r.open[len(r.open)-1] {
+	case "VEVENT":
+		kind = "event"
+	case "VTODO":
+		kind = "task"
+	case "VJOURNAL":
+		kind = "note"
+	case "VFREEBUSY":
+		kind = "busy times"
+	case "VALARM":
+		r.alarm = "DISPLAY"
+		return
+	default:
+		return
+	}
+	if r.events++; r.events <= maxEvents {
+		r.dates.Events = append(r.dates.Events, Event{Kind: kind})
+	}
+}
+
+func (r *calendarReader) end() {
+	if r.open[len(r.open)-1] != "VALARM" {
+		return
+	}
+	if e := r.event(); e != nil && len(e.Alarms) < 10 {
+		e.Alarms = append(e.Alarms, alarmMeans(r.alarm))
+	}
+}
+
+func alarmMeans(action string) string {
+	switch action {
+	case "DISPLAY":
+		return "shows a reminder"
+	case "AUDIO":
+		return "plays a sound"
+	case "EMAIL":
+		return "sends a mail by itself"
+	case "PROCEDURE":
+		return "runs a program"
+	}
+	return "does something by itself: " + action
+}
+
+// event returns the entry around the line, or nil if it is not shown.
+func (r *calendarReader) event() *Event {
+	if r.events == 0 || r.events > maxEvents || len(r.open) < 2 {
+		return nil
+	}
+	switch r.open[1] {
+	case "VEVENT", "VTODO", "VJOURNAL", "VFREEBUSY":
+		return &r.dates.Events[r.events-1]
+	}
+	return nil
+}
+
+// line takes one property.
+func (r *calendarReader) line(p property) {
+	if len(r.open) == 1 && p.name == "METHOD" {
+		r.dates.Method = strings.ToUpper(strings.TrimSpace(p.value))
+		return
+	}
+	e := r.event()
+	switch {
+	case len(r.open) > 1 && e == nil && r.open[1] != "VTIMEZONE":
+		r.left++
+		return
+	case e == nil:
+		return
+	case len(r.open) > 2:
+		if p.name == "ACTION" {
+			r.alarm = strings.ToUpper(strings.TrimSpace(p.value))
+		} else if p.name == "ATTENDEE" {
+			e.attend(person(p)) // whom an alarm's mail goes to
+		}
+		return
+	}
+	text := unescapeText(p.value)
+	switch p.name {
+	case "SUMMARY":
+		e.Summary = text
+	case "LOCATION":
+		e.Where = text
+	case "DESCRIPTION", "COMMENT":
+		e.Description = strings.TrimSpace(e.Description + "\n" + text)
+	case "STATUS":
+		e.Status = strings.ToLower(text)
+	case "DTSTART":
+		e.Start = moment(p)
+	case "DTEND", "DUE":
+		e.End = moment(p)
+	case "DURATION":
+		e.End = "after " + p.value
+	case "RRULE", "RDATE":
+		e.Every = strings.TrimSpace(e.Every + " " + p.value)
+	case "ORGANIZER":
+		e.Organizer = person(p)
+	case "ATTENDEE":
+		e.attend(person(p))
+	case "URL", "ATTACH", "CONFERENCE", "IMAGE":
+		if p.params["VALUE"] == "BINARY" || len(p.value) > 2000 {
+			r.left++ // a file within the calendar
+		} else if len(e.Links) < 20 {
+			e.Links = append(e.Links, p.value)
+		} else {
+			r.left++
+		}
+	case "UID", "DTSTAMP", "CREATED", "LAST-MODIFIED", "SEQUENCE", "PRIORITY", "TRANSP", "CLASS", "CATEGORIES", "RECURRENCE-ID", "GEO":
+	default:
+		r.left++
+	}
+}
+
+func (e *Event) attend(a Attendee) {
+	if len(e.Attendees) < maxPeople {
+		e.Attendees = append(e.Attendees, a)
+	} else {
+		e.Others++
+	}
+}
+
+// person returns the person of an ORGANIZER or ATTENDEE.
+func person(p property) Attendee {
+	a := Attendee{Name: p.params["CN"], Address: p.value}
+	if len(a.Address) > 7 && strings.EqualFold(a.Address[:7], "mailto:") {
+		a.Address = a.Address[7:]
+	}
+	switch strings.ToUpper(p.params["ROLE"]) {
+	case "CHAIR":
+		a.Role = "chair"
+	case "OPT-PARTICIPANT":
+		a.Role = "optional"
+	case "NON-PARTICIPANT":
+		a.Role = "for information"
+	}
+	return a
+}
+
+// moment writes a date, or a date and a time (RFC 5545, sections 3.3.4 and 3.3.5), as
+// people do. What is neither is returned as it is.
+func moment(p property) string {
+	v := strings.TrimSpace(p.value)
+	if t, err := time.Parse("20060102", v); err == nil {
+		return t.Format("2006-01-02") + ", all day"
+	}
+	if t, err := time.Parse("20060102T150405Z", v); err == nil {
+		return t.Format("2006-01-02 15:04 UTC")
+	}
+	if t, err := time.Parse("20060102T150405", v); err == nil {
+		if zone := p.params["TZID"]; zone != "" {
+			return t.Format("2006-01-02 15:04") + " in " + zone
+		}
+		return t.Format("2006-01-02 15:04") + ", wherever it is read"
+	}
+	return v
+}
+
+// unescapeText undoes the escapes of a text (RFC 5545, section 3.3.11).
+func unescapeText(s string) string {
+	return strings.NewReplacer(`\\`, `\`, `\n`, "\n", `\N`, "\n", `\,`, ",", `\;`, ";").Replace(s)
+}

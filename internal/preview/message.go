@@ -1,0 +1,59 @@
+package preview
+
+import (
+	"strings"
+	"time"
+
+	"postern/internal/mail"
+)
+
+// A Letter is a mail that is a file, such as one that is passed on.
+type Letter struct {
+	From, To, Cc []string // addresses with names; hostile
+	Subject      string
+	Date         time.Time // zero if it has none
+	Files        []string  // names of its files
+}
+
+// message shows a mail. It leaves the form as it is if data is none.
+func (f *File) message(data []byte) {
+	m, err := mail.Parse(data)
+	if err != nil || len(m.From) == 0 && m.Subject == "" {
+		return
+	}
+	f.Form = Message
+	f.Mail = Letter{From: addresses(m.From), To: addresses(m.To), Cc: addresses(m.Cc), Subject: m.Subject, Date: m.Date}
+	text := m.Text
+	if strings.TrimSpace(text) == "" && m.HTML != "" {
+		text = mail.HTMLText(m.HTML)
+		f.note("its text is made from HTML")
+	} else if m.HTML != "" {
+		f.missing("it also has HTML, which is not shown")
+	}
+	if f.Text = text; len(text) > MaxText {
+		f.Text = strings.ToValidUTF8(text[:MaxText], "")
+		f.missing("only the beginning of its text is shown")
+	}
+	for _, a := range m.Attachments {
+		if len(f.Mail.Files) < 50 {
+			f.Mail.Files = append(f.Mail.Files, a.Name)
+		}
+	}
+	if n := len(m.Attachments); n > 0 {
+		f.missing("%s in it, not shown", plural(n, "file", "files"))
+	}
+	f.Facts = "a mail"
+	for _, w := range m.Warnings {
+		f.note("%s", w)
+	}
+}
+
+func addresses(list []mail.Address) (out []string) {
+	for _, a := range list {
+		if len(out) == 100 {
+			break
+		}
+		out = append(out, a.String())
+	}
+	return out
+}
