@@ -6,15 +6,12 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"net/url"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
@@ -40,13 +37,11 @@ type listed struct {
 // A listing is a page of actions.
 type listing struct {
 	Actions []listed
-	Held    int      // messages in quarantine
-	Unknown []listed // outcome unknown; only on the queue's first page
-	Waiting int      // all, before the filter
-	Total   int      // those that the filter selects
-	Capped  bool     // there are more than Waiting
-	Newer   int      // page before this one, 0 if there is none
-	Older   int      // page after it
+	Waiting int  // all, before the filter
+	Total   int  // those that the filter selects
+	Capped  bool // there are more than Waiting
+	Newer   int  // page before this one, 0 if there is none
+	Older   int  // page after it
 	Filter  filter
 	Kinds   []string // that are among the actions
 	Inboxes []choice // likewise
@@ -54,104 +49,6 @@ type listing struct {
 
 // A choice is one value of a field with how it reads.
 type choice struct{ Value, Name string }
-
-// A filter selects actions of a list. The zero value selects all.
-type filter struct {
-	Kind  string
-	Inbox string // id
-	To    string // part of the address of a recipient, lower case
-	Asked bool   // only actions that policy assigns to the viewer by name or role
-}
-
-// filterOf reads the filter of a page's address.
-func filterOf(r *http.Request) (filter, error) {
-	q := r.URL.Query()
-	f := filter{q.Get("kind"), q.Get("inbox"), strings.ToLower(strings.TrimSpace(q.Get("to"))), q.Get("asked") == "me"}
-	for name, v := range map[string]string{"kind": f.Kind, "inbox": f.Inbox, "to": f.To} {
-		if len(v) > 254 || !utf8.ValidString(v) || strings.ContainsFunc(v, unicode.IsControl) {
-			return filter{}, fmt.Errorf("%w: %s must be text of at most 254 bytes", errForm, name)
-		}
-	}
-	return f, nil
-}
-
-// Any reports whether the filter excludes any action.
-func (f filter) Any() bool { return f != filter{} }
-
-// Page returns the address of the page with number n, as a link on a page of
-// the list has it.
-func (f filter) Page(n int) string {
-	q := url.Values{}
-	for name, v := range map[string]string{"kind": f.Kind, "inbox": f.Inbox, "to": f.To} {
-		if v != "" {
-			q.Set(name, v)
-		}
-	}
-	if f.Asked {
-		q.Set("asked", "me")
-	}
-	q.Set("page", strconv.Itoa(n))
-	return "?" + q.Encode()
-}
-
-// Batch returns the address of the batch page for the selected actions.
-func (f filter) Batch() string { return "/console/batch" + f.Page(1) }
-
-// selects reports whether a matches the filter for the viewer who.
-func (f filter) selects(who auth.Principal, a *oversight.Action) bool {
-	switch {
-	case f.Kind != "" && string(a.Kind) != f.Kind, f.Inbox != "" && a.Inbox != f.Inbox, f.Asked && !isApprover(who, a):
-		return false
-	case f.To == "":
-		return true
-	}
-	return slices.ContainsFunc(a.Request.To, func(to string) bool { return strings.Contains(strings.ToLower(to), f.To) })
-}
-
-// queueHandlers lists the actions that wait and those that were decided.
-type queueHandlers struct{ reviews }
-
-func (s queueHandlers) routes() []route {
-	return []route{
-		{"GET", "/console/{$}", views, s.queue},
-		{"GET", "/console/review", views, s.queue},
-		{"GET", "/console/decided", views, s.decided},
-	}
-}
-
-// queue lists the waiting actions, oldest first, so that a flood of new
-// proposals cannot push an old one out of sight.
-func (s queueHandlers) queue(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	n, err := pageNumber(r)
-	if err != nil {
-		return err
-	}
-	l, err := s.list(r, who, n, true, oversight.Pending)
-	if err != nil {
-		return err
-	}
-	if n == 1 {
-		unknown, err := s.list(r, who, 1, true, oversight.Unknown)
-		if err != nil {
-			return err
-		}
-		l.Unknown = unknown.Actions
-		held, _, err := s.post.Quarantine(r.Context(), who, "", "", 100)
-		if err != nil {
-			return err
-		}
-		l.Held = len(held)
-	}
-	mark, err := s.watched(r.Context(), who, "queue")
-	if err != nil {
-		return err
-	}
-	title := "Queue"
-	if l.Waiting > 0 {
-		title = fmt.Sprintf("(%d) Waiting for a decision", l.Waiting)
-	}
-	return s.render(w, http.StatusOK, page{Name: "queue", Title: title, Who: who, Here: "queue", Watch: "queue", Mark: mark, Body: l})
-}
 
 func (s queueHandlers) decided(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	n, err := pageNumber(r)
@@ -226,7 +123,7 @@ func (l *listing) choices(as []oversight.Action, names map[string]string) {
 	for _, a := range as {
 		kinds[string(a.Kind)], inboxes[a.Inbox] = true, true
 	}
-	kinds[l.Filter.Kind], inboxes[l.Filter.Inbox] = true, true
+	kinds[l.Filter.Kind], inboxes[l.Filter.Agent] = true, true
 	delete(kinds, "")
 	delete(inboxes, "")
 	l.Kinds = slices.Sorted(maps.Keys(kinds))
@@ -251,12 +148,18 @@ type actionPage struct {
 	*review
 	approvals
 	Attached   []attachment        // View.Files with their previews
+	Pane       *pane
+	Agent      string              // who asks, by name
+	Look       kindLook            // how the kind is presented
+	Says       says                // what an approval does
+	Button     string              // what the button says
 	Edits      []difference        // newest first; empty if nobody revised it
 	History    []audit.Entry       // oldest first
 	Deliveries []delivery.Delivery // of an email that was carried out
 	Notice     string              // outcome of the submitted form
 	Typed      string              // reason in a rejected form, to fill it in again
 	Comment    string              // likewise
+	Why        string              // likewise, one of the reasons to choose from
 }
 
 // actionHandlers shows one action and takes decisions on it.
@@ -283,8 +186,11 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 	if err != nil {
 		return err
 	}
-	v := actionPage{Notice: notice, Typed: r.PostForm.Get("reason"), Comment: r.PostForm.Get("text")}
+	v := actionPage{Notice: notice, Typed: r.PostForm.Get("reason"), Comment: r.PostForm.Get("text"), Why: r.PostForm.Get("why")}
 	if v.review, err = s.review(ctx, who, id); err != nil {
+		return err
+	}
+	if err := s.beside(r, who, &v); err != nil {
 		return err
 	}
 	if v.Kind == mailbox.SendKind && v.State != oversight.Pending && !v.Changed {
@@ -300,6 +206,7 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 	if v.approvals, err = s.approvals(ctx, who, &v.Action); err != nil {
 		return err
 	}
+	v.Look, v.Says, v.Button = kindLooks(v.Kind), v.says(v.Missing), v.approveLabel(v.Missing)
 	if v.Kind == mailbox.SendKind && v.Version > 1 {
 		revisions, err := s.gate.Revisions(ctx, who, id)
 		if err != nil {
@@ -310,13 +217,7 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 	if v.History, err = s.history(ctx, who, id); err != nil {
 		return err
 	}
-	p := page{Name: "action", Title: v.View.Title, Who: who, Here: "queue", Body: v}
-	if p.Title == "" {
-		p.Title = "(no subject)"
-	}
-	if v.State != oversight.Pending {
-		p.Here = "decided"
-	}
+	p := page{Name: "action", Title: or(v.View.Title, "(no subject)"), Who: who, Here: "queue", Body: v, shape: "review chosen"}
 	p.Watch = id
 	if p.Mark, err = s.watched(ctx, who, id); err != nil {
 		return err
@@ -329,6 +230,29 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 		}
 	}
 	return s.render(w, status, p)
+}
+
+// beside reads the queue for the pane beside an action.
+func (s actionHandlers) beside(r *http.Request, who auth.Principal, v *actionPage) error {
+	ctx := r.Context()
+	f, err := filterOf(r)
+	if err != nil {
+		return err
+	}
+	if v.Pane, err = s.queued(ctx, who, f); err != nil {
+		return err
+	}
+	v.Pane.choose(v.ID)
+	if err := s.show(ctx, who, v.Pane, 1); err != nil {
+		return err
+	}
+	names, err := s.look(ctx, who.Project, []string{asker(&v.Action)})
+	if err != nil {
+		return err
+	}
+	v.Agent = names.call(&v.Action)
+	v.Pane.Flash, err = s.flash(ctx, who, r.URL.Query().Get("done"), true)
+	return err
 }
 
 // text is all of an action's text, as plain text.
@@ -368,7 +292,7 @@ func (s actionHandlers) decide(w http.ResponseWriter, r *http.Request, who auth.
 	if err != nil {
 		return err
 	}
-	d := oversight.Decision{ID: id, Digest: r.PostForm.Get("digest"), Reason: typed(r, "reason")}
+	d := oversight.Decision{ID: id, Digest: r.PostForm.Get("digest"), Reason: rejection(r)}
 	if d.Version, err = shownVersion(r); err != nil {
 		return err
 	}
@@ -387,7 +311,19 @@ func (s actionHandlers) decide(w http.ResponseWriter, r *http.Request, who auth.
 	default:
 		return fmt.Errorf("%w: decision must be approve or reject", errForm)
 	}
-	return s.after(w, r, who, id, s.gate.Decide(r.Context(), who, d))
+	f, err := filterOf(r)
+	if err != nil {
+		return err
+	}
+	// The place of the action is read before the decision: afterwards it has none.
+	p, err := s.queued(r.Context(), who, f)
+	if err != nil {
+		return err
+	}
+	if err := s.gate.Decide(r.Context(), who, d); err != nil {
+		return s.after(w, r, who, id, err)
+	}
+	return s.onward(w, r, p, id)
 }
 
 func (s actionHandlers) resolve(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -433,13 +369,37 @@ func (s actionHandlers) after(w http.ResponseWriter, r *http.Request, who auth.P
 	case errors.Is(err, oversight.ErrStopped):
 		return s.showAction(w, r, who, http.StatusConflict, "Not approved: a kill switch blocks this action. It keeps waiting and can be rejected.")
 	case errors.Is(err, oversight.ErrStale):
-		return s.showAction(w, r, who, http.StatusConflict,
-			"Your click changed nothing: the action was already decided or changed after the page was loaded. The page shows its current state.")
+		return s.showAction(w, r, who, http.StatusConflict, "Your click changed nothing: "+s.stale(r, who, id)+" The page shows its current state.")
 	case errors.Is(err, oversight.ErrReason):
 		return s.showAction(w, r, who, http.StatusBadRequest, "Enter a reason of at most 1000 bytes. Nothing was changed.")
 	case err != nil:
 		return err
 	}
-	http.Redirect(w, r, "/console/actions/"+url.PathEscape(id), http.StatusSeeOther)
+	return s.back(w, r, id, "")
+}
+
+// back redirects to an action's page, in the queue that the form has.
+func (s actionHandlers) back(w http.ResponseWriter, r *http.Request, id, anchor string) error {
+	f, err := filterOf(r)
+	if err != nil {
+		return err
+	}
+	http.Redirect(w, r, f.Action(id)+anchor, http.StatusSeeOther)
 	return nil
+}
+
+// stale says what came before the viewer's click.
+func (s actionHandlers) stale(r *http.Request, viewer auth.Principal, id string) string {
+	a, err := s.gate.Action(r.Context(), viewer, id)
+	switch {
+	case err != nil || a.State == oversight.Pending:
+		return "the action changed after the page was loaded."
+	case a.Lapsed():
+		return "the time to decide has passed, and the action was denied."
+	case a.Decider != "" && !a.Decided.IsZero():
+		names, _ := s.look(r.Context(), viewer.Project, []string{a.Decider}) // without them by ID
+		p := names.of(a.Decider)
+		return strings.TrimSpace(p.Kind+" "+p.Text) + " decided it " + ago(time.Since(a.Decided)) + ": it is " + stateOf(a) + "."
+	}
+	return "the action is " + stateOf(a) + "."
 }

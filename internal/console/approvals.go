@@ -126,8 +126,7 @@ func (s actionHandlers) comment(w http.ResponseWriter, r *http.Request, who auth
 	if err != nil {
 		return err
 	}
-	http.Redirect(w, r, "/console/actions/"+url.PathEscape(id)+"#s-talk", http.StatusSeeOther)
-	return nil
+	return s.back(w, r, id, "#s-talk")
 }
 
 // history returns the audit entries about object, oldest first.

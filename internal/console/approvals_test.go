@@ -24,7 +24,7 @@ func TestTwoApproversAreCountedOnceEach(t *testing.T) {
 	f.judge.verdict = policy.Verdict{Effect: policy.Ask, Reason: "rule big: two people", Rule: "big", Approvers: 2, Within: 3 * time.Hour}
 	a := f.propose(draft())
 	path := "/console/actions/" + a.ID
-	contains(t, "queue", f.get("/console/review").body, "<strong>0 of 2</strong> approvals", "<span>denied <time", "in 2 h</time> unless approved</span>")
+	contains(t, "queue", f.get("/console/review").body, "0 of 2</span>", "expires in 2 h")
 	page := f.get(path)
 	contains(t, "page", page.body, "2 people must approve this: any reviewer.", "Approve as one of 2")
 	if got := f.submit(path+"/decision", f.form(page.body, "approve-form")); got.status != http.StatusSeeOther {
@@ -43,7 +43,7 @@ func TestTwoApproversAreCountedOnceEach(t *testing.T) {
 	if got := f.state(a.ID); got.State != oversight.Pending || got.Approvals != 1 {
 		t.Errorf("after the same click again it is %s with %d approvals", got.State, got.Approvals)
 	}
-	contains(t, "queue", f.get("/console/review").body, "<strong>1 of 2</strong> approvals")
+	contains(t, "queue", f.get("/console/review").body, "1 of 2</span>")
 	bob := f.colleague("bob")
 	if err := f.gate.Decide(t.Context(), bob, oversight.Decision{ID: a.ID, Version: a.Version, Digest: a.Hex(), Approve: true}); err != nil {
 		t.Fatal(err)
@@ -71,7 +71,6 @@ func TestOnlyNamedApproversDecide(t *testing.T) {
 			t.Errorf("%s by who is not asked: %d", d, got.status)
 		}
 	}
-	contains(t, "queue", f.get("/console/review").body, "decided by bob or carol")
 	if got := f.get("/console/review?asked=me"); !strings.Contains(got.body, "No matching actions") {
 		t.Error("what others are asked is among what one is asked oneself")
 	}
@@ -200,7 +199,7 @@ func TestEdit(t *testing.T) {
 		t.Errorf("after the edit: %+v", now)
 	}
 	page = f.get(path)
-	contains(t, "page", page.body, ">Changes<", "<del><bdi>north 150</bdi></del>", "<ins><bdi>north 151</bdi></ins>", "<del><bdi>eve@hidden.example</bdi></del>", "&lt;script&gt;x&lt;/script&gt;", "Edited by", "Revisions")
+	contains(t, "page", page.body, ">Changes<", "<del><bdi>north 150</bdi></del>", "<ins><bdi>north 151</bdi></ins>", "<del><bdi>eve@hidden.example</bdi></del>", "&lt;script&gt;x&lt;/script&gt;", "Edited by", "Version 2 (current)")
 	if got := f.submit(path+"/decision", before); got.status != http.StatusConflict || !strings.Contains(got.body, "changed nothing") {
 		t.Errorf("approval of what was there before the edit: %d", got.status)
 	}
@@ -233,7 +232,7 @@ func TestBatch(t *testing.T) {
 	files := draft()
 	files.Subject, files.Bcc = "with a file", nil
 	filed := f.propose(files)
-	contains(t, "queue", f.get("/console/review").body, `href="/console/batch?page=1"`)
+	contains(t, "queue", f.get("/console/review").body, `href="/console/batch?inbox=`+f.inbox.ID+`"`)
 	page := f.get("/console/batch").body
 	tick := func(a oversight.Action) string { return a.ID + ":1:" + a.Hex() }
 	contains(t, "page", page, tick(one), tick(two), tick(three), tick(changed), "one &lt;script&gt;1&lt;/script&gt;", "too long to show here", "files to review", one.Hex())

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,6 +52,7 @@ type editPage struct {
 	Notice        string
 	To, Cc, Bcc   string // a line each
 	Subject, Text string
+	Filter        filter
 	HTML          bool // an edited text takes the place of its HTML, too
 	Files         []oversight.File
 	Drop          []int // of Files
@@ -96,6 +96,9 @@ func (s editHandlers) editable(r *http.Request, who auth.Principal, id string) (
 	p := editPage{
 		ID: id, Digest: a.Hex(), Version: a.Version, To: join(sum.To), Cc: join(sum.Cc), Bcc: join(sum.Bcc), Subject: sum.Subject, Text: lines(strings.TrimRight(m.Text, "\n")), // as the form shows it: what is not touched must come back the same
 		HTML: m.HTML != "",
+	}
+	if p.Filter, err = filterOf(r); err != nil {
+		return editPage{}, err
 	}
 	if strings.TrimSpace(p.Text) == "" {
 		p.Text = sum.Text // made from the HTML
@@ -185,8 +188,7 @@ func (s editHandlers) edit(w http.ResponseWriter, r *http.Request, who auth.Prin
 	if err != nil {
 		return s.after(w, r, who, id, err)
 	}
-	http.Redirect(w, r, "/console/actions/"+url.PathEscape(id)+"#s-changes", http.StatusSeeOther)
-	return nil
+	return s.back(w, r, id, "#s-changes")
 }
 
 // linesOf returns the lines of a text area that hold something.

@@ -95,6 +95,10 @@ func (s *Server) render(w http.ResponseWriter, status int, p page) error {
 
 var funcs = template.FuncMap{
 	"icon":          icon,
+	"spell":         spell,
+	"since":         func(t time.Time) string { return span(time.Since(t)) },
+	"day":           func(t time.Time) string { return t.UTC().Format("2 Jan 15:04 UTC") },
+	"hour":          func(t time.Time) string { return t.UTC().Format("15:04 UTC") },
 	"initials":      initials,
 	"line":          func(s any) string { return mail.Printable(fmt.Sprint(s), 4096) },
 	"lines":         lines,

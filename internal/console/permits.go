@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -78,6 +77,7 @@ func (s permitHandlers) end(w http.ResponseWriter, r *http.Request, who auth.Pri
 // A narrowPage is the form in which a reviewer narrows a proposal.
 type narrowPage struct {
 	ID, Digest            string
+	Filter                filter
 	Version               int64
 	Notice                string
 	Sandbox               string
@@ -107,6 +107,9 @@ func (s permitHandlers) narrowable(r *http.Request, who auth.Principal, id strin
 	out := narrowPage{
 		ID: id, Digest: a.Hex(), Version: a.Version, Sandbox: box, Asked: p,
 		Hosts: strings.Join(p.Hosts, "\n"), Methods: strings.Join(p.Methods, " "), Paths: strings.Join(p.Paths, "\n"), For: p.For.String(), Scope: p.Scope,
+	}
+	if out.Filter, err = filterOf(r); err != nil {
+		return narrowPage{}, err
 	}
 	if p.Port != 0 {
 		out.Port = strconv.Itoa(int(p.Port))
@@ -175,8 +178,7 @@ func (s permitHandlers) narrow(w http.ResponseWriter, r *http.Request, who auth.
 	case err != nil:
 		return s.after(w, r, who, id, err)
 	}
-	http.Redirect(w, r, "/console/actions/"+url.PathEscape(id), http.StatusSeeOther)
-	return nil
+	return s.back(w, r, id, "")
 }
 
 // narrowed returns what a revision of a proposal changed of the one before.

@@ -24,7 +24,7 @@ func TestPermitPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	page := "/console/actions/" + a.ID
-	contains(t, "action", f.get(page).body, "Network permit", "api.example.com", "&lt;b&gt;to&lt;/b&gt; read", "every sandbox of the project", ">Narrow<", "not inspected")
+	contains(t, "action", f.get(page).body, "Network permit", "api.example.com", "&lt;b&gt;to&lt;/b&gt; read", "every sandbox of the project", ">Narrow <", "not inspected")
 	form := f.get(page + "/narrow").body
 	contains(t, "form", form, "*.cdn.example.net", `value="2h"`, `value="project" selected`)
 	values := url.Values{"version": {"1"}, "digest": {a.Hex()}, "hosts": {"api.example.com"}, "methods": {"GET HEAD"}, "paths": {"/v1/*"}, "for": {"1h"}, "scope": {"sandbox"}}

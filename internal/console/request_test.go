@@ -99,8 +99,8 @@ func TestRequestIsShownAsItWillBeMade(t *testing.T) {
 	a := f.requested(policy.KindRequest, order())
 	page := f.get("/console/actions/" + a.ID).body
 	for _, want := range []string{
-		"POST to api.registry-data.example", "<b>POST</b>", "https://<strong>api.registry-data.example</strong>/v2/companies/search?country=SE&amp;limit=40",
-		`Bearer <span class="masked">GITHUB</span>`, "SE556012345601", "Approve and make this request", "with the secret GITHUB, once",
+		"POST to api.registry-data.example", "<b>POST</b>", "https://<strong class=\"host\">api.registry-data.example</strong>/v2/companies/search?country=SE&amp;limit=40",
+		`Bearer <span class="masked">`, `</svg> GITHUB</span>`, "SE556012345601", "Approve and make this request", "with the secret GITHUB, once",
 		"the code in the sandbox has never seen its value", "header Authorization, body", "it contains the text", "no request to api.registry-data.example was approved", "shown as JSON",
 	} {
 		if !strings.Contains(page, want) {

@@ -255,6 +255,7 @@ func longestGap(text string) (longest int) {
 type brief struct {
 	recipients
 	Title       string
+	Peek        string            // the beginning of its text
 	Fields      []oversight.Field // of what is not an email
 	Files       int
 	FilesSize   int64 // bytes
@@ -267,6 +268,7 @@ type brief struct {
 // How much of an action a list shows, and of how many actions it is kept.
 const (
 	briefTitle      = 300 // bytes
+	briefPeek       = 160 // bytes
 	briefRecipients = 12
 	briefHidden     = 40
 	maxBriefs       = 512
@@ -291,6 +293,10 @@ func (s reviews) brief(ctx context.Context, who auth.Principal, a *oversight.Act
 	b = brief{
 		recipients: r.recipients, Title: mail.Printable(r.View.Title, briefTitle), Files: len(r.View.Files), Notes: len(r.View.Notes),
 		Unshown: r.Unshown != "" || r.Changed, HiddenTotal: len(r.Hidden),
+	}
+	b.Peek = mail.Printable(strings.Join(strings.Fields(strings.ToValidUTF8(r.View.Text[:min(len(r.View.Text), 4*briefPeek)], "")), " "), briefPeek)
+	if r.View.Request != nil && len(r.View.Fields) > 0 {
+		b.Peek = mail.Printable(r.View.Fields[0].Value, briefPeek)
 	}
 	for _, f := range r.View.Files {
 		b.FilesSize += f.Size
