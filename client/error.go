@@ -39,6 +39,7 @@ var (
 	ErrInvalid        = &Error{Code: "invalid_request"}        // [Error.Field] names the field
 	ErrBlocked        = &Error{Code: "blocked_by_policy"}      // a rule denies it: do not retry
 	ErrStale          = &Error{Code: "stale"}                  // what was decided on has changed: read it again
+	ErrUnseen         = &Error{Code: "unseen"}                 // an approval lacks the tick of a grave finding
 	ErrTooLate        = &Error{Code: "too_late"}               // it has begun to leave
 	ErrDuplicate      = &Error{Code: "duplicate"}              // the same was proposed a moment ago
 	ErrLimit          = &Error{Code: "limit_reached"}          // wait for RetryAfter

@@ -74,6 +74,19 @@ type View struct {
 	Notes      []string `json:"notes"` // warnings by the server
 	Files      []File   `json:"files"`
 	Unroutable []string `json:"no_way_out"` // domains of recipients to which this server has no route
+
+	Findings []ActionFinding `json:"findings"` // what to look at closely, grave ones first
+}
+
+// An ActionFinding is something that a reviewer should look at closely. Its texts may be
+// hostile.
+type ActionFinding struct {
+	ID      string `json:"id"`      // for [Decision.Seen]
+	Kind    string `json:"kind"`    // "lookalike", "hidden_recipient", "second_account", "secret", or a content flag
+	Subject string `json:"subject"` // the address, file or host that it is about; may be empty
+	Title   string `json:"title"`
+	Text    string `json:"text"`
+	Tick    string `json:"tick"` // what the approver must confirm; empty if it is not grave
 }
 
 // An ActionList is actions, the newest first.
@@ -87,6 +100,9 @@ type Decision struct {
 	Digest  string `json:"digest"`  // as shown
 	Approve *bool  `json:"approve"` // required
 	Reason  string `json:"reason,omitempty"`
+	// Seen are the IDs of the findings that the person ticked. An approval must have
+	// those of all findings with a tick.
+	Seen []string `json:"seen,omitempty"`
 }
 
 // A BatchDecision is one [Decision] of several.
@@ -96,6 +112,8 @@ type BatchDecision struct {
 	Digest  string `json:"digest"`
 	Approve *bool  `json:"approve"`
 	Reason  string `json:"reason,omitempty"`
+
+	Seen []string `json:"seen,omitempty"` // see [Decision]
 }
 
 // Decisions are at most 100 decisions in one request.
@@ -130,6 +148,7 @@ type Approval struct {
 	Person  string    `json:"person"`
 	At      time.Time `json:"at"`
 	Reason  string    `json:"reason"`
+	Seen    []string  `json:"seen"` // IDs of the findings that the person ticked
 }
 
 // An ApprovalList is the approvals of an action.

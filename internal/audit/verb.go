@@ -23,6 +23,8 @@ const (
 	ActionStop     Verb = "action.stop"
 	ActionCancel   Verb = "action.cancel"
 	ActionComment  Verb = "action.comment"
+	ActionSnooze   Verb = "action.snooze"
+	ActionAssign   Verb = "action.assign"
 	ActionExecute  Verb = "action.execute"
 	ActionDefer    Verb = "action.defer"
 	ActionRetry    Verb = "action.retry"
@@ -279,6 +281,8 @@ var verbs = map[Verb]verbRow{
 	ActionStop:     {Info, "stopped by a kill switch"},
 	ActionCancel:   {Info, "cancelled"},
 	ActionComment:  {Info, "commented on"},
+	ActionSnooze:   {Info, "put off by a person, for their own list"},
+	ActionAssign:   {Info, "assigned to a person"},
 	ActionExecute:  {Info, "execution began"},
 	ActionDefer:    {Info, "put off"},
 	ActionRetry:    {Info, "no effect; to be tried again"},

@@ -158,7 +158,10 @@ func (s actionServer) decided(r *http.Request, c caller, id string, d time.Durat
 }
 
 func viewOf(v oversight.View) *api.View {
-	out := &api.View{Title: v.Title, Fields: []api.Field{}, Text: v.Text, Notes: append([]string{}, v.Notes...), Files: []api.File{}, Unroutable: append([]string{}, v.Unroutable...)}
+	out := &api.View{Title: v.Title, Fields: []api.Field{}, Text: v.Text, Notes: append([]string{}, v.Notes...), Files: []api.File{}, Unroutable: append([]string{}, v.Unroutable...), Findings: []api.ActionFinding{}}
+	for _, f := range v.Findings {
+		out.Findings = append(out.Findings, api.ActionFinding(f))
+	}
 	for _, f := range v.Fields {
 		out.Fields = append(out.Fields, api.Field(f))
 	}

@@ -87,6 +87,7 @@ var kinds = map[string]kind{
 	"run_state":              {409, "Wrong state", "The run is not in a state that allows this. Read it again."},
 	"stopped":                {409, "Stopped", "A kill switch stops it; the detail says which and why. An owner turns it off."},
 	"stale":                  {409, "Changed meanwhile", "It changed after it was shown. Read it again."},
+	"unseen":                 {422, "A finding is not ticked", "Look at the finding that the detail names, and send its id in seen with the approval; view.findings of the action lists them."},
 	"too_late":               {409, "Too late", "It is being sent, or is settled. Read the action for its state."},
 	"duplicate":              {409, "The same email", "The same email was proposed a moment ago; id names its action. Most likely you need not do anything. To send it twice, set allow_duplicate: true; a person then decides."},
 	"idempotency_key_reused": {422, "Key used for another request", "Use a new idempotency key for a new request, and repeat a key only with the same request."},
@@ -147,6 +148,10 @@ func classify(err error) (code, detail string) {
 	case errors.As(err, &tooBig):
 		return "too_large", fmt.Sprintf("body: is larger than %d bytes", tooBig.Limit)
 	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, audit.ErrSize), errors.Is(err, directory.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, secret.ErrInvalid), errors.Is(err, domain.ErrInvalid), errors.Is(err, rulebook.ErrInvalid), errors.Is(err, permit.ErrInvalid), errors.Is(err, permit.ErrWider), errors.Is(err, people.ErrNoFactor):
+		return "invalid_request", detail
+	case errors.Is(err, oversight.ErrUnseen):
+		return "unseen", detail
+	case errors.Is(err, oversight.ErrSnooze), errors.Is(err, oversight.ErrAssign), errors.Is(err, oversight.ErrAllowance):
 		return "invalid_request", detail
 	case errors.Is(err, oversight.ErrReason):
 		return "invalid_request", "reason: " + oversight.ErrReason.Error()

@@ -18,6 +18,9 @@ import (
 // maxDecisions is how many decisions one request brings.
 const maxDecisions = 100
 
+// maxSeen is how many ticks one decision brings; an action has at most 40 findings.
+const maxSeen = 100
+
 // decisionOf checks a decision, and names the field that is wrong.
 func decisionOf(id string, in api.Decision) (oversight.Decision, error) {
 	sum, err := hex.DecodeString(in.Digest)
@@ -32,7 +35,10 @@ func decisionOf(id string, in api.Decision) (oversight.Decision, error) {
 	if err := checkReason(in.Reason); err != nil {
 		return oversight.Decision{}, err
 	}
-	return oversight.Decision{ID: id, Version: in.Version, Digest: strings.ToLower(in.Digest), Approve: *in.Approve, Reason: in.Reason}, nil
+	if len(in.Seen) > maxSeen {
+		return oversight.Decision{}, fmt.Errorf("%w: seen: must have at most %d entries", errRequest, maxSeen)
+	}
+	return oversight.Decision{ID: id, Version: in.Version, Digest: strings.ToLower(in.Digest), Approve: *in.Approve, Reason: in.Reason, Seen: in.Seen}, nil
 }
 
 func (s actionServer) decideAll(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -49,7 +55,7 @@ func (s actionServer) decideAll(w http.ResponseWriter, r *http.Request, c caller
 	ds := make([]oversight.Decision, len(in.Decisions))
 	for i := range in.Decisions {
 		one := in.Decisions[i]
-		d, err := decisionOf(one.ID, api.Decision{Version: one.Version, Digest: one.Digest, Approve: one.Approve, Reason: one.Reason})
+		d, err := decisionOf(one.ID, api.Decision{Version: one.Version, Digest: one.Digest, Approve: one.Approve, Reason: one.Reason, Seen: one.Seen})
 		if err != nil {
 			return fmt.Errorf("%w (in decisions[%d])", err, i)
 		}
@@ -86,7 +92,9 @@ func (s actionServer) listApprovals(w http.ResponseWriter, r *http.Request, c ca
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, api.ApprovalList{Approvals: each(votes, func(v oversight.Vote) api.Approval { return api.Approval(v) })})
+	answer(w, http.StatusOK, api.ApprovalList{Approvals: each(votes, func(v oversight.Vote) api.Approval { 
+		return api.Approval{Version: v.Version, Person: v.Person, At: v.At, Reason: v.Reason, Seen: append([]string{}, v.Seen...)}
+	})})
 	return nil
 }
 

@@ -112,6 +112,9 @@ func (g *Gate) Revise(ctx context.Context, tx *store.Tx, who auth.Principal, id 
 	if err := g.seal(ctx, tx, &a); err != nil {
 		return Action{}, err
 	}
+	if err := answered(ctx, tx, id); err != nil {
+		return Action{}, err
+	}
 	f := proposal(&a)
 	f["from"], f["was"], f["version"] = string(before.State), before.Hex(), strconv.FormatInt(a.Version, 10)
 	if err := enter(ctx, tx, who, audit.ActionRevise, a, f); err != nil {

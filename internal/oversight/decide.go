@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +22,14 @@ type Decision struct {
 	Digest  string // the one that was shown, hexadecimal
 	Approve bool   // false rejects
 	Reason  string // required to reject; at most 1000 bytes
+
+	// Seen are the IDs of the findings that the person ticked. An approval must have
+	// those of all grave findings.
+	Seen []string
+
+	// Allow is what the person allows together with the approval; nil means nothing more
+	// than this action. Where it cannot be allowed, nothing is approved.
+	Allow *Allowance
 }
 
 // Decide records who's decision. If an action needs several approvals, each human
@@ -28,7 +37,8 @@ type Decision struct {
 // one rejection is enough to reject it. It returns [auth.ErrForbidden] unless who is a
 // person of the action's project who decides, [ErrNotAsked], [ErrNotCounted] and [ErrStepUp],
 // [ErrStale] if the action is not, or no longer, what d says it was, [ErrStopped],
-// [ErrReason] and [store.ErrNotFound].
+// [ErrReason], [ErrAllowance], [ErrUnseen] if an approval lacks the tick of a grave finding, and
+// [store.ErrNotFound].
 func (g *Gate) Decide(ctx context.Context, who auth.Principal, d Decision) error {
 	err := g.decideOne(ctx, who, d)
 	if err == nil {
@@ -100,6 +110,10 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 		return false, fmt.Errorf("decide on %s: %w", d.ID, err)
 	}
 	f := audit.Fields{"version": strconv.FormatInt(d.Version, 10), "digest": d.Digest, "reason": d.Reason}
+	seen := strings.Join(before.seenOf(d.Seen), "\n")
+	if f["seen"] = seen; seen == "" {
+		delete(f, "seen")
+	}
 	verb, voted := audit.ActionReject, false
 	switch {
 	case !d.Approve:
@@ -120,9 +134,16 @@ func (g *Gate) decide(ctx context.Context, tx *store.Tx, who auth.Principal, d D
 			f["edited_by"] = a.Author
 		}
 	}
+	if d.Allow != nil && d.Approve {
+		more, err := g.allow(ctx, tx, who, &a, *d.Allow)
+		if err != nil {
+			return false, fmt.Errorf("decide on %s: %w", d.ID, err)
+		}
+		maps.Copy(f, more)
+	}
 	if voted {
-		_, err := tx.ExecContext(ctx, `insert into approval (action_id, version, person, at, reason) values ($1, $2, $3, $4, $5)`,
-			a.ID, before.Version, who.String(), store.Time(e.now), d.Reason)
+		_, err := tx.ExecContext(ctx, `insert into approval (action_id, version, person, at, reason, seen) values ($1, $2, $3, $4, $5, $6)`,
+			a.ID, before.Version, who.String(), store.Time(e.now), d.Reason, seen)
 		if err != nil {
 			return false, fmt.Errorf("record approval: %w", err)
 		}
@@ -164,7 +185,8 @@ type Vote struct {
 	Version int64
 	Person  string // a principal
 	At      time.Time
-	Reason  string // may be empty
+	Reason  string   // may be empty
+	Seen    []string // IDs of the findings that the person ticked
 }
 
 // Votes returns the approvals of an action, including those of versions that were
@@ -180,10 +202,11 @@ func (g *Gate) Votes(ctx context.Context, who auth.Principal, id string) (out []
 		}
 		out, err = store.List(ctx, tx, func(row func(...any) error) (v Vote, err error) {
 			var at int64
-			err = row(&v.Version, &v.Person, &at, &v.Reason)
-			v.At = store.FromTime(at)
+			var seen string
+			err = row(&v.Version, &v.Person, &at, &v.Reason, &seen)
+			v.At, v.Seen = store.FromTime(at), recorded(seen)
 			return v, err
-		}, `select version, person, at, reason from approval where action_id = $1 order by at, person`, id)
+		}, `select version, person, at, reason, seen from approval where action_id = $1 order by at, person`, id)
 		return err
 	})
 	return out, err

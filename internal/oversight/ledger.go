@@ -23,18 +23,18 @@ type Ledger struct {
 	disabled map[string]int64 // by principal: the last entry that disabled a person or changed their role
 	switches map[string]bool  // ids of those that were ever turned on
 	policies map[string]bool  // ids of actions that changed a policy
-	found    []Finding
+	found    []Mismatch
 	more     int // findings beyond maxFindings
 }
 
-// A Finding is one mismatch.
-type Finding struct {
+// A Mismatch is one difference between record and database.
+type Mismatch struct {
 	Action string // id
 	Seq    int64  // of the entry; 0 for a row
 	What   string // for a person
 }
 
-func (f Finding) String() string {
+func (f Mismatch) String() string {
 	if f.Seq > 0 {
 		return fmt.Sprintf("action %q, entry %d: %s", f.Action, f.Seq, f.What)
 	}
@@ -65,7 +65,7 @@ func NewLedger() *Ledger {
 
 // Found returns the findings in the order in which they were found, and how many
 // more there are.
-func (l *Ledger) Found() (list []Finding, more int) { return l.found, l.more }
+func (l *Ledger) Found() (list []Mismatch, more int) { return l.found, l.more }
 
 // Actions returns how many actions the entries are about.
 func (l *Ledger) Actions() int { return len(l.accounts) }
@@ -78,7 +78,7 @@ func (l *Ledger) find(id string, seq int64, format string, args ...any) {
 		l.more++
 		return
 	}
-	l.found = append(l.found, Finding{Action: id, Seq: seq, What: fmt.Sprintf(format, args...)})
+	l.found = append(l.found, Mismatch{Action: id, Seq: seq, What: fmt.Sprintf(format, args...)})
 }
 
 // Entry takes the next entry. Its error is always nil: the result is for

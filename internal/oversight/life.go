@@ -78,11 +78,11 @@ func (a *Action) ask(v policy.Verdict, from time.Time) {
 func (a *Action) judged(an answer, p Proposal) {
 	v := an.verdict
 	if an.stop != "" {
-		v = policy.Verdict{Effect: policy.Deny, Rule: v.Rule, Reason: an.stop}
+		v = policy.Verdict{Effect: policy.Deny, Rule: v.Rule, Reason: an.stop, Grave: v.Grave}
 	}
 	digest := sha256.Sum256(p.Payload)
 	a.Payload, a.Digest, a.Rule, a.Verdict = p.Payload, digest[:], v.Rule, v.Reason
-	a.Request, a.Context, a.Via = p.Request, p.Context, p.Via
+	a.Request, a.Context, a.Via = grave(p.Request, v.Grave), p.Context, p.Via
 	a.SendAt, a.AskAt, a.Undo, a.Note = stored(p.NotBefore), stored(p.AskAt), p.Undo, p.Note
 	a.Settled, a.Expires, a.Written = time.Time{}, time.Time{}, stored(an.now)
 	a.Decider, a.Decided, a.Reason, a.parts = "", time.Time{}, "", ""
@@ -208,6 +208,10 @@ func (e decided) next(a Action) (Action, error) {
 		a.refuse(e.who.String(), e.Reason, e.now)
 		return a, nil
 	}
+	if f, missing := a.unseen(e.Seen); missing {
+		// The attack: a page, a chat or a script that approves what nobody looked at.
+		return a, unseenError(f)
+	}
 	q := newQuorum(&a, e.authors, e.roll)
 	switch err := q.admits(e.who, e.votes); {
 	case err != nil:
@@ -280,7 +284,7 @@ func (e claimed) next(a Action) (Action, error) {
 		return a, nil
 	}
 	if e.judge && a.Decider == "" {
-		a.Request, a.Rule, a.Verdict = e.request, e.verdict.Rule, e.verdict.Reason
+		a.Request, a.Rule, a.Verdict = grave(e.request, e.verdict.Grave), e.verdict.Rule, e.verdict.Reason
 		switch e.verdict.Effect {
 		case policy.Allow:
 		case policy.Deny:
@@ -441,6 +445,8 @@ type distrusted struct {
 	detail string         // the outcome of an execution that has just ended, or empty
 	on     standing       // where the action is according to the audit
 	asked  policy.Verdict // whom it asks according to the audit
+
+	findings []policy.Finding // of the content as it is now, and what was grave according to the audit
 }
 
 // settle moves a to a state from which nothing leaves before a person has reviewed it.
@@ -456,6 +462,7 @@ func (e distrusted) settle(a Action) Action {
 	was := a.State
 	a.Version = max(min(a.Version, maxVersion), e.on.version, 0)
 	a.Note = strings.TrimSpace(cut(a.Note, maxNote) + "\n" + note)
+	a.Request.Findings = e.findings
 	a.Decider, a.Decided, a.Reason, a.waits = "", time.Time{}, "", false
 	v := e.verdict
 	v.Approvers, v.StepUp = max(v.Approvers, e.asked.Approvers), v.StepUp || e.asked.StepUp

@@ -157,6 +157,7 @@ type Action struct {
 	Expires   time.Time      // when it is denied if nobody decided; zero means never
 	Approvals int            // how many people have approved this version so far
 	Stopped   string         // why no further part of it may begin, if it was being executed; else empty
+	Assignee  string         // the person who was asked to look at it, a name; anybody who is asked may decide nevertheless
 
 	Doubt string // why its row in the database is not trusted, where [Gate.Action] found that; else empty
 
@@ -228,6 +229,8 @@ type View struct {
 	Raw     []byte   // what would leave, byte by byte; may be nil
 	Context string   // what the proposer chose to show beside it
 	Flags   []string // what content checks found
+	// Findings are what the reviewer should look at closely; grave ones have a Tick.
+	Findings []Finding
 	// Partial says, for a person, why Fields, Text and Files are not everything that
 	// leaves; it is empty if they are. Unless it is empty, an interface that shows a
 	// View without its source offers no approval.
@@ -413,6 +416,7 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 func (g *Gate) ask(ctx context.Context, tx *store.Tx, a Action, p *Proposal) (answer, error) {
 	an := answer{now: time.Now()}
 	p.Request.Time, p.Context = stored(an.now), cut(p.Context, maxContext)
+	flagged(&p.Request)
 	var err error
 	if an.verdict, err = g.judge.Judge(ctx, tx, a.Project, p.Request); err != nil {
 		return answer{}, fmt.Errorf("judge action: %w", err)

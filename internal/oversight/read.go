@@ -126,7 +126,7 @@ func (g *Gate) Show(a Action) (View, error) {
 			v.Notes = append([]string{"its time to leave has passed"}, v.Notes...)
 		}
 	}
-	v.Context, v.Flags = a.Context, a.Request.Flags
+	v.Context, v.Flags, v.Findings = a.Context, a.Request.Flags, a.Findings()
 	if a.Note != "" {
 		v.Notes = append(strings.Split(a.Note, "\n"), v.Notes...)
 	}

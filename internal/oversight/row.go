@@ -19,7 +19,8 @@ import (
 // scanOne. insert, save and restore write them.
 const columns = `id, project_id, kind, proposer, inbox_id, via, digest, state, version, rule, verdict, created_at, decider, decided_at, reason, attempts, result,
 	send_at, ask_at, undo, not_before, note, settled_at, dropped_at, request, context, approvers, who, step_up, expires_at, stopped, author, written_at, lease, waits, parts, result_by, lapsed,
-	(select count(*) from approval v where v.action_id = action.id and v.version = action.version)`
+	(select count(*) from approval v where v.action_id = action.id and v.version = action.version),
+	coalesce((select s.person from assignment s where s.action_id = action.id), '')`
 
 func scanOne(row func(...any) error, extra ...any) (Action, error) {
 	var a Action
@@ -33,6 +34,7 @@ func scanOne(row func(...any) error, extra ...any) (Action, error) {
 		s.number(&sendAt), s.number(&askAt), s.number(&undo), s.number(&due), s.text(&a.Note), s.number(&settled), s.number(&dropped),
 		s.text(&request), s.text(&a.Context), s.number(&approvers), s.text(&asked), s.number(&stepUp), s.number(&expires), s.text(&a.Stopped),
 		s.text(&a.Author), s.number(&written), s.number(&lease), s.number(&waits), s.text(&a.parts), s.text(&a.ResultBy), s.number(&lapsed), &a.Approvals,
+		s.text(&a.Assignee),
 	}
 	if extra == nil {
 		extra = []any{s.bytes(&a.Payload)}
@@ -188,7 +190,7 @@ func insert(ctx context.Context, tx *store.Tx, a Action) error {
 	if err != nil {
 		return fmt.Errorf("insert action: %w", err)
 	}
-	return nil
+	return enqueue(ctx, tx, "", &a)
 }
 
 // overlay returns row with the assignments made.
@@ -234,7 +236,10 @@ func save(ctx context.Context, tx *store.Tx, before, a Action, row map[string]an
 	if !ok {
 		return fmt.Errorf("move action %s to %s: %w", a.ID, a.State, ErrStale)
 	}
-	return nil
+	if before.State == a.State && before.Version == a.Version {
+		return nil // an approval of several, or a lease
+	}
+	return enqueue(ctx, tx, before.State, &a)
 }
 
 // restore overwrites the whole row of an action that cannot be trusted, whatever it
@@ -255,7 +260,7 @@ func restore(ctx context.Context, tx *store.Tx, a Action) error {
 	if _, err := tx.ExecContext(ctx, fmt.Sprintf(`update action set %s where id = $%d`, sets, len(args)+1), append(args, a.ID)...); err != nil {
 		return fmt.Errorf("restore action %s: %w", a.ID, err)
 	}
-	return nil
+	return enqueue(ctx, tx, Pending, &a) // whatever the row said, it may be in the queue
 }
 
 // bytesOf returns b, or empty bytes where b is nil, which would be NULL.

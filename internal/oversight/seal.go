@@ -247,6 +247,7 @@ func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail strin
 		e.verdict = policy.Verdict{Effect: policy.Ask, Reason: "its request cannot be read"}
 	}
 	e.asked = asks(ctx, tx, id)
+	e.findings = g.refind(ctx, tx, a, e.verdict.Grave)
 	a = e.settle(a)
 	if err := restore(ctx, tx, a); err != nil {
 		return err
@@ -270,12 +271,15 @@ func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail strin
 	return g.moved(ctx, tx, a)
 }
 
-// asking puts into f whom a asks. Where the row cannot be trusted any more, [asks]
-// reads it from there.
+// asking puts into f whom a asks and what is grave. Where the row cannot be trusted any
+// more, [asks] and [Gate.refind] read it from there, and [Ledger] compares approvals with it.
 func (a *Action) asking(f audit.Fields) {
 	f["approvers"], f["asked"] = strconv.Itoa(a.Approvers), strings.Join(a.Who, ",")
 	if a.StepUp {
 		f["step_up"] = "true"
+	}
+	if ids := a.Grave(); len(ids) > 0 {
+		f["grave"] = strings.Join(ids, "\n")
 	}
 }
 
@@ -410,7 +414,8 @@ func (g *Gate) Adopt(ctx context.Context, anew bool, others ...store.Sealed) err
 }
 
 // Sweep checks all open actions, and has people asked again about those whose rows
-// this program did not write. It returns how many these were.
+// this program did not write. It returns how many these were. It also brings the queue's
+// rows up to date.
 func (g *Gate) Sweep(ctx context.Context) (n int, err error) {
 	var at int64
 	for id := ""; ; {
@@ -455,7 +460,7 @@ func (g *Gate) Sweep(ctx context.Context) (n int, err error) {
 			n++
 		}
 		if len(page) < g.page {
-			return n, nil
+			return n, g.tidyQueue(ctx)
 		}
 		at, id = store.Time(page[len(page)-1].Created), page[len(page)-1].ID
 	}

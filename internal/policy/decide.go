@@ -40,6 +40,13 @@ func Explain(d *Document, r Request) (Verdict, []Step) {
 }
 
 func decide(d *Document, r Request, tell func(Step)) Verdict {
+	v := verdict(d, r, tell)
+	v.Grave = d.graveIn(r)
+	return v
+}
+
+// verdict returns what [decide] does, without what is grave.
+func verdict(d *Document, r Request, tell func(Step)) Verdict {
 	if r.Kind == KindCopy {
 		return copyByMode(r)
 	}

@@ -53,6 +53,9 @@ type Document struct {
 	digest  [sha256.Size]byte
 	zone    *time.Location // of the variables hour and weekday
 	clauses []Clause
+
+	saysGrave bool     // the document has the key grave
+	grave     []string // the kinds of findings that need a tick
 }
 
 // A Clause is one rule of a [Document].
@@ -148,6 +151,7 @@ func Parse(text []byte) (*Document, error) {
 			}
 			return nil
 		},
+		"grave": d.parseGrave,
 		"rules": func(n *yaml.Node, path string) error {
 			rules = true
 			return sequence(n, path, MaxClauses, func(n *yaml.Node, path string) error {

@@ -36,6 +36,12 @@ type Request struct {
 	Detail   map[string]string `json:"detail,omitempty"` // what the kind alone has: the mode asked for, the address and port
 	HTTP     *HTTP             `json:"http,omitempty"`   // of requests and of secrets that are put on them; else nil
 
+	// What the queue and the reviewer's page read; rules do not.
+	Findings []Finding `json:"findings,omitempty"` // what a reviewer should look at closely
+	Subject  string    `json:"subject,omitempty"`  // of mail, with secrets masked
+	Money    []string  `json:"money,omitempty"`    // words about money in it, as they stand in moneyWords of package mailbox
+	Accounts []string  `json:"accounts,omitempty"` // keyed hashes of the bank accounts that it names
+
 	Arguments map[string]any `json:"arguments,omitempty"` // of the call of a tool, as JSON has them
 }
 
@@ -76,4 +82,6 @@ type Verdict struct {
 	Who       []string      // names of people, or roles as "role:owner"; empty means whoever decides
 	Within    time.Duration // after which it is denied; 0 means the default
 	StepUp    bool          // deciders prove a second factor
+
+	Grave []string // kinds among the request's findings that an approver must tick
 }

@@ -91,7 +91,7 @@ func unreadable(r policy.Request, v Version, err error) policy.Verdict {
 		return out
 	}
 	return policy.Verdict{
-		Effect: policy.Ask, Who: []string{"role:owner"},
+		Effect: policy.Ask, Who: []string{"role:owner"}, Grave: out.Grave,
 		Reason: fmt.Sprintf("version %d of the policy cannot be read: %v", v.Number, err),
 	}
 }

@@ -5,6 +5,7 @@ package oversighttest
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -29,10 +30,11 @@ func Settle(ctx context.Context, tx *store.Tx) error {
 	if err != nil {
 		return err
 	}
-	// Entries of the two others do not say where an action stands.
+	// Entries of the others do not say where an action stands.
 	var moves []audit.Verb
+	still := []audit.Verb{audit.ActionVote, audit.ActionComment, audit.ActionSnooze, audit.ActionAssign}
 	for _, v := range audit.Verbs() {
-		if strings.HasPrefix(string(v), "action.") && v != audit.ActionVote && v != audit.ActionComment {
+		if strings.HasPrefix(string(v), "action.") && !slices.Contains(still, v) {
 			moves = append(moves, v)
 		}
 	}
