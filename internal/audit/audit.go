@@ -394,6 +394,11 @@ type Query struct {
 	Before  int64     // only entries with a lower Seq; 0 means no bound
 	After   int64     // only entries with a higher Seq; 0 means no bound
 	Limit   int       // at most so many; 0 means 100
+
+	Verbs []Verb // only these; empty means all
+	// Only entries by one of the principals By, about one of the IDs About, or whose detail
+	// names one of the inboxes Inboxes. All empty means all.
+	By, About, Inboxes []string
 }
 
 // where returns the condition of q and its arguments. It has only the columns that q
@@ -427,6 +432,35 @@ func (q Query) where() (string, []any) {
 	if q.Verb != "" {
 		prefix("verb", q.Verb)
 	}
+	list := func(column string, values []string) string {
+		marks := make([]string, len(values))
+		for i, v := range values {
+			args = append(args, v)
+			marks[i] = "$" + strconv.Itoa(len(args))
+		}
+		return column + " in (" + strings.Join(marks, ", ") + ")"
+	}
+	if len(q.Verbs) > 0 {
+		verbs := make([]string, len(q.Verbs))
+		for i, v := range q.Verbs {
+			verbs[i] = string(v)
+		}
+		cond += " and " + list("verb", verbs)
+	}
+	var any []string
+	if len(q.By) > 0 {
+		any = append(any, list("actor", q.By))
+	}
+	if len(q.About) > 0 {
+		any = append(any, list("object", q.About))
+	}
+	for _, id := range q.Inboxes {
+		args = append(args, `%"inbox":"`+id+`"%`)
+		any = append(any, "detail like $"+strconv.Itoa(len(args)))
+	}
+	if len(any) > 0 {
+		cond += " and (" + strings.Join(any, " or ") + ")"
+	}
 	if !q.Since.IsZero() {
 		add("at >= ?", store.Time(q.Since))
 	}
@@ -434,6 +468,38 @@ func (q Query) where() (string, []any) {
 		add("at < ?", store.Time(q.Until))
 	}
 	return cond, args
+}
+
+// clockSlack is by how much the times of entries may be out of the order of their numbers:
+// on PostgreSQL an entry gets its number some time after its time, and a clock may be set.
+const clockSlack = 15 * time.Minute
+
+// Position returns the highest number such that the entries up to it are all older than t.
+// The record has no index by time, and needs none: numbers and times grow together, so few
+// reads find the place. A query with that number as [Query.After] does not read what is
+// older.
+func Position(ctx context.Context, tx *store.Tx, t time.Time) (int64, error) {
+	t = t.Add(-clockSlack)
+	size, err := Size(ctx, tx)
+	if err != nil {
+		return 0, err
+	}
+	low, high := int64(0), size // entries up to low are older, those after high are not
+	for low < high {
+		mid := low + (high-low+1)/2
+		var at int64
+		// An entry may be missing: somebody removed it from the database.
+		err := tx.One(ctx, `select at from audit_entry where seq <= $1 order by seq desc limit 1`, []any{mid}, &at)
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
+			return 0, fmt.Errorf("find the record's place of %s: %w", t.Format(time.RFC3339), err)
+		}
+		if at < store.Time(t) {
+			low = mid
+		} else {
+			high = mid - 1
+		}
+	}
+	return low, nil
 }
 
 // List returns the entries that q selects, newest first.

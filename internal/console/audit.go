@@ -7,11 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"golang.org/x/mod/sumdb/note"
 
@@ -20,26 +18,6 @@ import (
 	"postern/internal/sink"
 	"postern/internal/store"
 )
-
-// perAuditPage is how many entries of the record a page shows.
-const perAuditPage = 50
-
-// An auditPage is a part of the record, newest first.
-type auditPage struct {
-	Entries      []audit.Entry
-	Verb, Object string
-	Actor        string
-	Since, Until string // as the form has them: UTC, to the minute
-	Older        string // address of the next page, or empty
-	Paged        bool   // this is not the newest part
-
-	Kept keptState
-}
-
-// Filtered says whether the page shows a part only.
-func (p auditPage) Filtered() bool {
-	return p.Paged || p.Verb != "" || p.Object != "" || p.Actor != "" || p.Since != "" || p.Until != ""
-}
 
 // A keptState is what is known of the record without reading all of it.
 type keptState struct {
@@ -54,9 +32,6 @@ type keptState struct {
 // Newer returns how many entries no checkpoint covers yet.
 func (k keptState) Newer() int { return int(k.Size - k.Newest.Size) }
 
-// formTime is how a form sends a time.
-const formTime = "2006-01-02T15:04"
-
 // auditHandlers shows and verifies the audit log.
 type auditHandlers struct{ *Server }
 
@@ -68,56 +43,6 @@ func (s auditHandlers) routes() []route {
 		{"GET", "/console/audit/{id}", views, s.entry},
 		{"GET", "/console/audit/{id}/proof", views, s.proof},
 	}
-}
-
-func (s auditHandlers) audit(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	ctx, query := r.Context(), r.URL.Query()
-	get := func(name string) string { return strings.TrimSpace(query.Get(name)) }
-	v := auditPage{Verb: get("verb"), Object: get("object"), Actor: get("actor"), Since: get("since"), Until: get("until")}
-	q := audit.Query{Project: who.Project, Verb: v.Verb, Object: v.Object, Actor: v.Actor, Limit: perAuditPage + 1}
-	next := url.Values{}
-	for _, f := range []struct {
-		name, value string
-		to          *time.Time // of what is a time
-	}{{"verb", v.Verb, nil}, {"object", v.Object, nil}, {"actor", v.Actor, nil}, {"since", v.Since, &q.Since}, {"until", v.Until, &q.Until}} {
-		if len(f.value) > 300 || !utf8.ValidString(f.value) || strings.Contains(f.value, "\x00") {
-			return fmt.Errorf("%w: %s must be text of at most 300 bytes", errForm, f.name)
-		}
-		if f.value == "" {
-			continue
-		}
-		next.Set(f.name, f.value)
-		if f.to != nil {
-			t, err := time.ParseInLocation(formTime, f.value, time.UTC)
-			if err != nil {
-				return fmt.Errorf("%w: %s must be a time like 2026-11-21T15:04", errForm, f.name)
-			}
-			*f.to = t
-		}
-	}
-	if before := query.Get("before"); before != "" {
-		n, err := strconv.ParseInt(before, 10, 64)
-		if err != nil || n < 1 {
-			return fmt.Errorf("%w: before must be the number of an entry", errForm)
-		}
-		q.Before, v.Paged = n, true
-	}
-	err := audit.View(ctx, s.db, func(tx *store.Tx) (err error) {
-		if v.Entries, err = audit.List(ctx, tx, q); err != nil {
-			return err
-		}
-		v.Kept, err = s.kept(ctx, tx)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if len(v.Entries) > perAuditPage {
-		v.Entries = v.Entries[:perAuditPage]
-		next.Set("before", strconv.FormatInt(v.Entries[perAuditPage-1].Seq, 10))
-		v.Older = "/console/audit?" + next.Encode()
-	}
-	return s.render(w, http.StatusOK, page{Name: "audit", Title: "Audit log", Who: who, Here: "audit", Body: v})
 }
 
 // kept returns what is known of the record without reading all of it.
@@ -151,7 +76,8 @@ func (s auditHandlers) kept(ctx context.Context, tx *store.Tx) (k keptState, err
 
 // An entryPage is one entry of the record.
 type entryPage struct {
-	audit.Entry
+	told
+
 	Recorded audit.Digest
 	Prior    audit.Digest // [audit.Entry.Prev], of which a template makes hexadecimal
 	Covered  bool         // a checkpoint covers it, so there is a proof
@@ -175,9 +101,15 @@ func (s auditHandlers) entry(w http.ResponseWriter, r *http.Request, who auth.Pr
 	}
 	var v entryPage
 	err = audit.View(r.Context(), s.db, func(tx *store.Tx) error { //nolint:contextcheck // r's context is what is passed
-		if v.Entry, v.Recorded, err = audit.Read(r.Context(), tx, who.Project, seq); err != nil {
+		var e audit.Entry
+		if e, v.Recorded, err = audit.Read(r.Context(), tx, who.Project, seq); err != nil {
 			return err
 		}
+		one, err := tell(r.Context(), tx, who.Project, []audit.Entry{e})
+		if err != nil {
+			return err
+		}
+		v.told = one[0]
 		if v.By, err = audit.Covering(r.Context(), tx, seq); errors.Is(err, audit.ErrNoCheckpoint) {
 			return nil
 		}
@@ -310,6 +242,7 @@ func (s auditHandlers) verify(w http.ResponseWriter, r *http.Request, who auth.P
 			v.Signed++
 		}
 	}
+	s.remember(v)
 	v.Covered = o.Known.Seq
 	if n := len(report.Kept); n > 0 {
 		v.Covered = max(v.Covered, report.Kept[n-1].Size)

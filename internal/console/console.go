@@ -112,6 +112,7 @@ type Server struct {
 	briefs map[string]brief
 	pulses map[string]pulse // by project
 	live   map[string]int   // streams of events by person
+	read   verification     // the last time that somebody had the whole record verified
 }
 
 // New returns the console of the people in db.

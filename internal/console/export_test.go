@@ -1,5 +1,12 @@
 package console
 
+import (
+	"regexp"
+	"strings"
+
+	"postern/internal/audit"
+)
+
 // SafeName is the name under which a file is saved.
 func SafeName(name string) string { return safeName(name) }
 
@@ -37,4 +44,44 @@ func Forms() (out []string) {
 		}
 	}
 	return out
+}
+
+// Exported for the tests of sentences.
+var (
+	HowLong   = howLong
+	Thousands = thousands
+	BytesFor  = bytesFor
+	TopicOf   = topicOf
+)
+
+// Sentence returns an entry as text, with principals in angle brackets.
+func Sentence(e audit.Entry) string {
+	var b strings.Builder
+	for _, p := range say(e, nil).Parts {
+		if p.Who != "" {
+			b.WriteString("<" + p.Who + ">")
+		}
+		b.WriteString(p.Text)
+	}
+	return b.String()
+}
+
+// SayingOf returns the fields that the sentence of a verb names.
+func SayingOf(v audit.Verb) (fields []string, ok bool) {
+	s, ok := sayings[v]
+	for _, m := range regexp.MustCompile(`\{([^{}]+)\}`).FindAllStringSubmatch(s.text, -1) {
+		parts := strings.Split(m[1], ":")
+		name := parts[len(parts)-1]
+		if len(parts) > 1 {
+			name = parts[1]
+		}
+		switch name {
+		case "who", "action", "action!", "ask", "took", "object":
+		case "host":
+			fields = append(fields, "name")
+		default:
+			fields = append(fields, name)
+		}
+	}
+	return fields, ok
 }

@@ -23,7 +23,7 @@ func (f *fixture) named(principal auth.Principal) string {
 		return audit.Append(f.t.Context(), tx, principal, audit.EgressDenied, object, nil)
 	})
 	page := f.get("/console/audit?object=" + object)
-	_, rest, ok := strings.Cut(page.body, `<bdi class="who"`)
+	_, rest, ok := strings.Cut(page.body, `<bdi class="who`)
 	if page.status != http.StatusOK || !ok {
 		f.t.Fatalf("the page names nobody: %d\n%s", page.status, page.body)
 	}
@@ -54,7 +54,7 @@ func TestNamesInsteadOfIDs(t *testing.T) {
 		who  auth.Principal
 		want []string
 	}{
-		{"a person", f.person, []string{"#i-person", "ann"}},
+		{"a person", f.person, []string{` sole"`, ">ann"}},
 		{"an agent, by its inbox", f.agent, []string{"#i-agent", "agent ", ">analyst<", f.inbox.ID, "agent:" + f.agent.ID}},
 		{"a sandbox", auth.Principal{Kind: auth.Sandbox, ID: s.ID}, []string{"#i-box", "sandbox ", ">reconcile november<", "/console/sandboxes/" + s.ID}},
 		{"a sandbox without a name", auth.Principal{Kind: auth.Sandbox, ID: unnamed.ID}, []string{">base " + unnamed.ID[:6] + "<"}},
@@ -96,7 +96,7 @@ func TestHostileNamesAreNotShown(t *testing.T) {
 		f := *f
 		f.t = t
 		got := f.named(auth.Principal{Kind: auth.Sandbox, ID: "</x-who><x-who>person:ann"})
-		if strings.Contains(got, "#i-person") || !strings.Contains(got, "#i-box") {
+		if strings.Contains(got, " sole") || !strings.Contains(got, "#i-box") {
 			t.Errorf("it is shown as %s", got)
 		}
 	})

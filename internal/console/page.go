@@ -113,6 +113,8 @@ var funcs = template.FuncMap{
 	"quota":         quotaText,
 	"count":         count,
 	"who":           mark,
+	"thousands":     func(n any) string { i, _ := strconv.ParseInt(fmt.Sprint(n), 10, 64); return thousands(i) },
+	"dayName":       func(t time.Time) string { return t.UTC().Format("Monday, 2 January 2006") },
 	"via":           func(v string) string { return or(doors[v], v) },
 	"verb":          audit.Verb.Means,
 	"detail":        detail,

@@ -12,9 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"postern/internal/auth"
 	"postern/internal/mail"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
+	"postern/internal/store"
 )
 
 // TestPreview serves a console with something of everything in it, to look at:
@@ -84,7 +86,10 @@ func TestPreview(t *testing.T) {
 	send(d)
 
 	go func() { _ = f.gate.Run(ctx) }()
-	f.update(f.newLink)
+	f.update(func(tx *store.Tx) (err error) {
+		f.link, err = auth.NewSetup(ctx, tx, f.project.Project)
+		return err
+	})
 	fmt.Printf("%s/console/setup?%s\n", f.url, url.Values{"token": {f.link.Reveal()}}.Encode())
 	for until := os.Getenv("PREVIEW_UNTIL"); ; time.Sleep(time.Second) {
 		if _, err := os.Stat(until); err != nil {
