@@ -25,6 +25,7 @@ type Notices struct {
 	TelegramToken string // of the bot; empty means that there is none
 	TelegramFacts bool   // what would leave is not shown in Telegram
 	TelegramURL   string // of the server that speaks for the bot; for labs and tests
+	SlackURL      string // of the server that speaks for Slack; for labs and tests
 
 	PerHour int     // notices to a person over one channel, before they are told together
 	Remind  float64 // after which part of the time to decide a person is told once more; 0 means never
@@ -36,6 +37,7 @@ func (c *Notices) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.TelegramToken, "telegram-token", "", "`token` of a Telegram bot that tells people what waits and takes their decisions; better in the environment, which no list of processes shows (default: no bot)")
 	fs.BoolVar(&c.TelegramFacts, "telegram-facts", false, "show nothing of what would leave in Telegram, whose servers see what is shown there; then it can be rejected there and not approved")
 	fs.StringVar(&c.TelegramURL, "telegram-url", "", "for labs: `URL` of the server that speaks for the bot (default: Telegram's)")
+	fs.StringVar(&c.SlackURL, "slack-url", "", "for labs: `URL` of the server that speaks for Slack, with / at its end (default: Slack's)")
 	fs.IntVar(&c.PerHour, "notify-rate", 20, "notices to one person over one channel in an hour; what comes on top is told together at its end")
 	fs.Float64Var(&c.Remind, "notify-remind", 0.5, "after which `part` of the time to decide those who have not are told once more, from 0 (never) to less than 1")
 }
@@ -47,7 +49,7 @@ func (c *Notices) validate(out *Config, bad func(flag, format string, args ...an
 	if _, err := mail.ParseAddress(c.From); err != nil && c.From != "" {
 		bad("notify-from", "%q is not an address", c.From)
 	}
-	for flag, v := range map[string]string{"notify-url": c.URL, "telegram-url": c.TelegramURL} {
+	for flag, v := range map[string]string{"notify-url": c.URL, "telegram-url": c.TelegramURL, "slack-url": c.SlackURL} {
 		if u, err := url.Parse(v); v != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "") {
 			bad(flag, "%q is not a URL without a query", v)
 		}
@@ -60,16 +62,19 @@ func (c *Notices) validate(out *Config, bad func(flag, format string, args ...an
 	}
 }
 
-// newNotifier returns what tells people, or nil if the operator has set no way.
+// newNotifier returns what tells people. Slack, Teams and browsers are set up in the
+// console, so there is one even if no flag sets a way.
 func (d *daemon) newNotifier(lis *listeners, transport delivery.Transport) (*notify.Notifier, error) {
 	c := d.conf.Notices
-	if c.From == "" && c.TelegramToken == "" {
-		return nil, nil //nolint:nilnil // nobody is told
+	box, err := d.secrets.Box("notices")
+	if err != nil {
+		return nil, err
 	}
 	return notify.New(d.log, d.db, d.gate, notify.Config{
 		Base: cmp.Or(c.URL, d.conf.PublicURL, lis.pages(d.conf)), Style: console.Style(),
 		From: c.From, Transport: transport, Serves: d.serves, Sign: d.signNotice,
 		TelegramToken: auth.Secret(c.TelegramToken), TelegramURL: c.TelegramURL, TelegramOmitContent: c.TelegramFacts, Resolver: d.resolver,
+		SlackURL: c.SlackURL, Rules: d.book, Box: box, Private: d.conf.WebhookPrivate,
 		PerHour: c.PerHour, Remind: c.Remind,
 	})
 }

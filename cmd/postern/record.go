@@ -159,7 +159,7 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 // sealedTables returns the tables with sealed rows, except those of the gate.
 func sealedTables() []store.Sealed {
 	return []store.Sealed{
-		auth.SealedPeople(), auth.SealedChanges(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(), notify.SealedLinks(), notify.SealedCodes(),
+		auth.SealedPeople(), auth.SealedChanges(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(), notify.SealedLinks(), notify.SealedCodes(), notify.SealedSlackLinks(), notify.SealedSlackCodes(),
 		rulebook.SealedVersions(), directory.Sealed(), mailbox.SealedAllowed(), mailbox.SealedConnectCodes(), delivery.Sealed(), secret.Sealed(), permit.Sealed(),
 	}
 }

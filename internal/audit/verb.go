@@ -128,6 +128,13 @@ const (
 	NotifyUnlink  Verb = "notify.unlink"
 	NotifyTest    Verb = "notify.test"
 
+	NotifyRoom         Verb = "notify.room"
+	NotifyRoomRemove   Verb = "notify.room_remove"
+	NotifyDevice       Verb = "notify.device"
+	NotifyDeviceRemove Verb = "notify.device_remove"
+	NotifySettings     Verb = "notify.settings"
+	NotifyEscalate     Verb = "notify.escalate"
+
 	PermitGrant Verb = "permit.grant"
 	PermitEnd   Verb = "permit.end"
 
@@ -360,6 +367,13 @@ var verbs = map[Verb]verbRow{
 	NotifyLink:    {Info, "chat linked"},
 	NotifyUnlink:  {Info, "chat unlinked"},
 	NotifyTest:    {Info, "test notice sent"},
+
+	NotifyRoom:         {Info, "room for notices set up"},
+	NotifyRoomRemove:   {Info, "room for notices removed"},
+	NotifyDevice:       {Info, "browser takes push messages"},
+	NotifyDeviceRemove: {Info, "browser takes no push messages any more"},
+	NotifySettings:     {Info, "settings of notices changed"},
+	NotifyEscalate:     {Info, "nobody had decided, so others were told"},
 
 	PermitGrant: {Notice, "network permit or use of a secret granted"},
 	PermitEnd:   {Notice, "permit ended before its time"},

@@ -66,10 +66,10 @@ func (n *Notifier) SendTest(ctx context.Context, who auth.Principal, name string
 	if who.Kind != auth.Person || who.ID != name && !who.Manages() {
 		return nil, fmt.Errorf("%s cannot have a test sent to %s: %w", who, mail.Printable(name, 80), auth.ErrForbidden)
 	}
-	if !n.On(Mail) && !n.On(Telegram) {
+	if !n.On(Mail) && !n.On(Telegram) && !n.On(Push) {
 		return nil, ErrOff
 	}
-	for _, c := range []Channel{Mail, Telegram} {
+	for _, c := range personal() {
 		if !n.On(c) {
 			continue
 		}
@@ -123,6 +123,9 @@ func (n *Notifier) sendTest(ctx context.Context, to person, c Channel) result {
 			return n.bot.sendResult(err)
 		}
 		return result{state: "sent"}
+	case Push:
+		return n.pushTo(ctx, to, pushMessage{Title: "Postern", Body: "This is a test. You are told here when something waits for you.", URL: "/console/review", Tag: "test"}, time.Hour, false)
+	case Slack, Teams: // rooms are nobody's
 	}
 	return result{state: "failed"}
 }

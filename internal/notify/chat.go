@@ -224,6 +224,7 @@ const (
 	saidStale   = "This was decided already, or has changed since. See the console for its present state."
 	saidUnknown = "This button does not belong to this chat. Use the console."
 	saidStepUp  = "This needs your second factor. Decide in the console."
+	saidPolicy  = "Policy does not let a chat decide on this. Decide in the console."
 	saidUnseen  = "This message does not show all that would leave. Decide in the console."
 )
 
@@ -269,14 +270,19 @@ func (n *Notifier) handlePress(ctx context.Context, q *models.CallbackQuery) (st
 	switch {
 	case a.State != oversight.Pending || a.Version != p.version || prefix(a) != p.prefix:
 		return saidStale, nil
-	case p.verb == reject:
-		return "", n.askReason(ctx, who, a, chat)
 	case whole == 0:
 		return saidUnseen, nil
+	}
+	if may, err := n.mayDecide(ctx, a); err != nil || !may {
+		return saidPolicy, err
+	}
+	switch {
+	case p.verb == reject:
+		return "", n.askReason(ctx, who, a, chat)
 	case a.StepUp:
 		return saidStepUp, nil
 	}
-	said, err := n.decide(ctx, who, oversight.Decision{ID: a.ID, Version: p.version, Digest: a.Hex(), Approve: true})
+	said, err := n.decide(ctx, who, Telegram, oversight.Decision{ID: a.ID, Version: p.version, Digest: a.Hex(), Approve: true})
 	if said == "" && err == nil {
 		return n.afterApproval(ctx, a, "Approved."), nil
 	}
@@ -284,12 +290,12 @@ func (n *Notifier) handlePress(ctx context.Context, q *models.CallbackQuery) (st
 }
 
 // decide decides as who. If that is refused it returns the text that says why.
-func (n *Notifier) decide(ctx context.Context, who person, d oversight.Decision) (string, error) {
+func (n *Notifier) decide(ctx context.Context, who person, c Channel, d oversight.Decision) (string, error) {
 	err := n.gate.Decide(ctx, who.Principal, d)
 	switch {
 	case err == nil:
 		return "", n.db.Update(ctx, func(tx *store.Tx) error {
-			return audit.Append(ctx, tx, who.Principal, audit.NotifyDecided, d.ID, audit.Fields{"channel": string(Telegram), "digest": d.Digest, "version": strconv.FormatInt(d.Version, 10)})
+			return audit.Append(ctx, tx, who.Principal, audit.NotifyDecided, d.ID, audit.Fields{"channel": string(c), "digest": d.Digest, "version": strconv.FormatInt(d.Version, 10)})
 		})
 	case errors.Is(err, oversight.ErrStepUp):
 		return saidStepUp, nil
@@ -392,8 +398,19 @@ func (n *Notifier) rejectWithReason(ctx context.Context, m *models.Message, text
 	if err != nil {
 		return err
 	}
+	a, err := n.gate.Action(ctx, who.Principal, d.ID)
+	if err != nil {
+		return err
+	}
+	may, err := n.mayDecide(ctx, a)
+	if err != nil {
+		return err
+	}
+	if !may {
+		return n.sendText(ctx, m.Chat.ID, saidPolicy)
+	}
 	d.Reason = strings.ReplaceAll(strings.ToValidUTF8(text, "\ufffd"), "\x00", "")
-	said, err := n.decide(ctx, who, d)
+	said, err := n.decide(ctx, who, Telegram, d)
 	if err != nil {
 		return err
 	}
@@ -428,12 +445,11 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 		}
 		// The attack: with a stolen session a thief links a phone, which then decides
 		// for good. So a fresh second factor is required, as for every credential.
-		var factors int
-		err = tx.One(ctx, `select (select count(*) from totp where person_id = $1) + (select count(*) from passkey where person_id = $1)`, []any{p.id}, &factors)
+		strong, err := hasFactor(ctx, tx, p)
 		if err != nil {
 			return err
 		}
-		if factors > 0 && !who.Operator && !who.Proved() {
+		if strong && !who.Operator && !who.Proved() {
 			return auth.ErrStepUp
 		}
 		// The attack: the operator links a phone to a colleague's account, and approves

@@ -2,6 +2,7 @@ package notify
 
 import (
 	"context"
+	"crypto/ecdh"
 	"time"
 )
 
@@ -21,3 +22,25 @@ func ParsePress(s string) bool {
 
 // Inert lets a test look at what is made of an agent's text.
 func Inert(s string, most int) string { return defang(s, most) }
+
+// EncryptPush encrypts with a given key and salt.
+func EncryptPush(plain, to, secret, own, salt []byte) ([]byte, error) {
+	public, err := ecdh.P256().NewPublicKey(to)
+	if err != nil {
+		return nil, err
+	}
+	priv, err := ecdh.P256().NewPrivateKey(own)
+	if err != nil {
+		return nil, err
+	}
+	return encryptPushWith(plain, public, secret, priv, salt)
+}
+
+// ParseSlackPress reports whether body is a press of ours.
+func ParseSlackPress(body []byte) bool {
+	_, ok := parseSlackPress(body)
+	return ok
+}
+
+// Awake returns the end of the quiet hours that t is in, or t.
+func (s Settings) Awake(t time.Time) time.Time { return s.awake(t) }

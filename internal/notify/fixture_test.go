@@ -80,10 +80,11 @@ func (e *effect) Show(a oversight.Action) (oversight.View, error) {
 	return v, nil
 }
 
-// A judge asks as it is told.
+// A judge asks as it is told, by a rule that lets a chat decide unless console is set.
 type judge struct {
-	mu sync.Mutex
-	v  policy.Verdict
+	mu      sync.Mutex
+	console bool
+	v       policy.Verdict
 }
 
 func (j *judge) Judge(context.Context, *store.Tx, string, policy.Request) (policy.Verdict, error) {
@@ -93,7 +94,18 @@ func (j *judge) Judge(context.Context, *store.Tx, string, policy.Request) (polic
 	if v.Effect == "" {
 		v.Effect = policy.Ask
 	}
+	if v.Rule == "" {
+		v.Rule = "asks"
+	}
+	v.Chat = !j.console
 	return v, nil
+}
+
+// onlyConsole has the rule say nothing of chats.
+func (j *judge) onlyConsole(on bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.console = on
 }
 
 func (j *judge) say(v policy.Verdict) {
@@ -314,6 +326,7 @@ type fixture struct {
 	effect  *effect
 	hop     *nextHop
 	chats   *chatServer
+	slack   *slackServer
 	n       *notify.Notifier
 	conf    notify.Config
 	project string
@@ -324,7 +337,7 @@ type fixture struct {
 // (mail) and cat, and the viewer vic (mail).
 func setup(t *testing.T, db *store.DB, change func(*notify.Config)) *fixture {
 	t.Helper()
-	f := &fixture{t: t, db: db, log: slog.New(slog.NewTextHandler(t.Output(), nil)), judge: &judge{}, effect: &effect{}, hop: &nextHop{}, chats: newChatServer(t)}
+	f := &fixture{t: t, db: db, log: slog.New(slog.NewTextHandler(t.Output(), nil)), judge: &judge{}, effect: &effect{}, hop: &nextHop{}, chats: newChatServer(t), slack: newSlackServer(t)}
 	f.gate = oversight.NewGate(f.log, db, f.judge)
 	f.gate.Handle("email.send", f.effect)
 	f.update(func(tx *store.Tx) (err error) {
@@ -338,7 +351,7 @@ func setup(t *testing.T, db *store.DB, change func(*notify.Config)) *fixture {
 	f.person("vic", auth.Viewer, "vic@people.example")
 	f.conf = notify.Config{
 		Base: "https://postern.example", From: "Postern <postern@agents.example>", Transport: f.hop,
-		TelegramToken: botToken, TelegramURL: f.chats.url, Remind: 0.5,
+		TelegramToken: botToken, TelegramURL: f.chats.url, Remind: 0.5, Rules: f.judge, Box: f.box(), SlackURL: f.slack.url + "/api/", Private: true,
 	}
 	if change != nil {
 		change(&f.conf)

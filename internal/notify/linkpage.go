@@ -23,9 +23,10 @@ import (
 var files embed.FS
 
 // Paths are those that [Notifier.Handler] serves, as patterns of a mux.
-var Paths = []string{linkPath}
+var Paths = []string{linkPath, slackPath}
 
-// Handler returns the page behind links. It shows one action to anybody who has
+// Handler returns the page behind links, and the receiver of presses in Slack. The page
+// is read-only. It shows one action to anybody who has
 // the link, changes nothing and has no form: mail servers, virus scanners and
 // chats fetch links before people do.
 func (n *Notifier) Handler() http.Handler {
@@ -39,6 +40,7 @@ func (n *Notifier) Handler() http.Handler {
 		w.Header().Set("Allow", "GET, HEAD")
 		n.render(w, http.StatusMethodNotAllowed, linkPage{Title: "Method not allowed", Text: "This page only shows an action. Sign in to decide."})
 	})
+	mux.HandleFunc("POST "+slackPath+"{room}", n.serveSlack)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { n.render(w, http.StatusNotFound, noLink) })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()

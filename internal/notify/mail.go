@@ -23,7 +23,7 @@ func (n *Notifier) mailText(p outgoing) (subject, text string) {
 	var b strings.Builder
 	b.WriteString(headline(p) + ".\n\n")
 	if p.others > 0 {
-		fmt.Fprintf(&b, "You got %d notices within an hour; these came after them and are combined here:\n%s/console/\n", n.conf.PerHour, n.conf.Base)
+		fmt.Fprintf(&b, "%s\n%s/console/review\n", n.together(), n.conf.Base)
 		return "Postern: " + headline(p), b.String()
 	}
 	for _, f := range actionFields(p.action) {
@@ -40,6 +40,11 @@ forward it. The page decides nothing: sign in there to decide.
 		fmt.Fprintf(&b, "\nThis is notice %d within an hour. Further ones are combined into one message when the hour is over.\n", n.conf.PerHour)
 	}
 	return "Postern: " + headline(p) + " (" + prefix(p.action)[:8] + ")", b.String()
+}
+
+// together says why several actions are in one message.
+func (n *Notifier) together() string {
+	return fmt.Sprintf("They are told together: they came in quiet hours, within the time that you collect, or after %d notices within an hour.", n.conf.PerHour)
 }
 
 func (n *Notifier) sendMail(ctx context.Context, p outgoing) result {

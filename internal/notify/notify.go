@@ -31,6 +31,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/url"
 	"strings"
 	"sync"
@@ -41,6 +42,7 @@ import (
 	"postern/internal/delivery"
 	"postern/internal/mail"
 	"postern/internal/oversight"
+	"postern/internal/secret"
 	"postern/internal/store"
 )
 
@@ -72,6 +74,19 @@ type Config struct {
 	// that is not shown there cannot be approved there.
 	TelegramOmitContent bool
 
+	// SlackURL is the URL of Slack's Web API, with a path that ends in a slash; empty
+	// means Slack's own. For labs and tests.
+	SlackURL string
+	// Rules judges a request by the project's present policy, which says whether a chat
+	// may decide on it; nil means that no chat decides anything.
+	Rules oversight.Judge
+	// Box encrypts the credentials of rooms and of devices; nil means that there are
+	// neither.
+	Box *secret.Box
+	// Private lets webhooks of Teams and endpoints of push services be at addresses of
+	// this machine and of private networks, over http too. For labs and tests.
+	Private bool
+
 	// PerHour limits the notices that a person gets over one channel in an hour;
 	// further ones are combined into a digest. Zero means 20.
 	PerHour int
@@ -92,7 +107,19 @@ type Channel string
 const (
 	Mail     Channel = "mail"
 	Telegram Channel = "telegram"
+	Slack    Channel = "slack" // a room, and not one person
+	Teams    Channel = "teams" // likewise
+	Push     Channel = "push"  // a person's browsers
 )
+
+// channels lists all.
+func channels() []Channel { return []Channel{Mail, Telegram, Slack, Teams, Push} }
+
+// personal lists the channels to one person.
+func personal() []Channel { return []Channel{Mail, Telegram, Push} }
+
+// isRoom reports whether c leads to a room of several people.
+func (c Channel) isRoom() bool { return c == Slack || c == Teams }
 
 // The kinds of notices.
 const (
@@ -100,6 +127,7 @@ const (
 	kindReminder          = "reminder"  // it still does
 	kindUnclaimed         = "unclaimed" // policy asks nobody who has an account, so owners get the notice
 	kindUnclaimedReminder = "forgotten" // likewise, as a reminder
+	kindEscalated         = "escalated" // nobody had decided in the time that the project sets
 )
 
 // ErrOff means that no channel, or not this one, is configured.
@@ -107,12 +135,14 @@ var ErrOff = errors.New("this channel for notices is not configured on the serve
 
 // A Notifier sends notices. It is safe for concurrent use.
 type Notifier struct {
-	log  *slog.Logger
-	db   *store.DB
-	gate *oversight.Gate
-	conf Config
-	from mail.Address
-	bot  *telegram // nil without a token
+	log   *slog.Logger
+	db    *store.DB
+	gate  *oversight.Gate
+	conf  Config
+	from  mail.Address
+	bot   *telegram // nil without a token
+	slack *slackClient
+	out   *http.Client // to addresses that people have typed or browsers have sent
 
 	slots map[Channel]chan struct{} // semaphores of maxConcurrent sends
 }
@@ -140,7 +170,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, conf Config) (*No
 		conf.Poll = time.Second
 	}
 	n := &Notifier{log: log, db: db, gate: gate, conf: conf, slots: map[Channel]chan struct{}{}}
-	for _, c := range []Channel{Mail, Telegram} {
+	for _, c := range channels() {
 		n.slots[c] = make(chan struct{}, maxConcurrent)
 	}
 	if conf.From != "" {
@@ -156,6 +186,12 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, conf Config) (*No
 			return nil, err
 		}
 	}
+	if n.slack, err = newSlackClient(conf.SlackURL, conf.Resolver); err != nil {
+		return nil, err
+	}
+	if n.out, err = newPublicClient(conf); err != nil {
+		return nil, err
+	}
 	return n, nil
 }
 
@@ -166,6 +202,8 @@ func (n *Notifier) On(c Channel) bool {
 		return n.conf.From != ""
 	case Telegram:
 		return n.bot != nil
+	case Slack, Teams, Push:
+		return n.conf.Box != nil
 	}
 	return false
 }
@@ -173,10 +211,6 @@ func (n *Notifier) On(c Channel) bool {
 // Run sends notices until ctx is done. Several servers of one database may run
 // it.
 func (n *Notifier) Run(ctx context.Context) error {
-	if !n.On(Mail) && !n.On(Telegram) {
-		<-ctx.Done()
-		return ctx.Err()
-	}
 	var sending sync.WaitGroup
 	defer sending.Wait()
 	t := time.NewTicker(n.conf.Poll)
@@ -202,7 +236,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 // Step does one pass of [Notifier.Run]. It starts sends in the background, which
 // sending counts.
 func (n *Notifier) Step(ctx context.Context, sending *sync.WaitGroup) error {
-	return errors.Join(n.rounds(ctx), n.reminders(ctx), n.dispatch(ctx, sending), n.digests(ctx, sending), n.editDecided(ctx))
+	return errors.Join(n.rounds(ctx), n.reminders(ctx), n.escalations(ctx), n.dispatch(ctx, sending), n.digests(ctx, sending), n.editDecided(ctx))
 }
 
 // A person is a possible recipient of notices.
@@ -211,15 +245,17 @@ type person struct {
 	id         string
 	email      string
 	chat, user int64 // Telegram's IDs; 0 if no chat is linked
+	devices    int   // browsers that take push messages
 }
 
-const selectPeople = `select p.id, p.name, p.project_id, p.role, p.email, coalesce(l.chat_id, 0), coalesce(l.user_id, 0)
+const selectPeople = `select p.id, p.name, p.project_id, p.role, p.email, coalesce(l.chat_id, 0), coalesce(l.user_id, 0),
+	(select count(*) from push_device d where d.person_id = p.id)
 	from person p left join telegram_link l on l.person_id = p.id where p.disabled_at = 0 `
 
 // scanPerson reads a row of selectPeople.
 func scanPerson(row func(...any) error) (person, error) {
 	p := person{Principal: auth.Principal{Kind: auth.Person}}
-	err := row(&p.id, &p.ID, &p.Project, &p.Role, &p.email, &p.chat, &p.user)
+	err := row(&p.id, &p.ID, &p.Project, &p.Role, &p.email, &p.chat, &p.user, &p.devices)
 	return p, store.NotFound(err)
 }
 
@@ -255,6 +291,9 @@ func (n *Notifier) canReach(p person, c Channel) bool {
 		return n.On(Mail) && p.email != ""
 	case Telegram:
 		return n.On(Telegram) && p.chat != 0
+	case Push:
+		return n.On(Push) && p.devices > 0
+	case Slack, Teams: // rooms are nobody's
 	}
 	return false
 }
@@ -263,8 +302,13 @@ func (n *Notifier) canReach(p person, c Channel) bool {
 func (n *Notifier) rounds(ctx context.Context) error {
 	var ids []string
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
+		// A project without any channel gets no rounds: else what waited before the first
+		// one was set up would count as announced.
 		ids, err = tx.Strings(ctx, `select a.id from action a where a.state = 'pending'
-			and not exists (select 1 from notice_round r where r.action_id = a.id and r.version = a.version) order by a.created_at, a.id limit 200`)
+			and not exists (select 1 from notice_round r where r.action_id = a.id and r.version = a.version)
+			and ($1 = 1 or exists (select 1 from notify_room m where m.project_id = a.project_id)
+				or exists (select 1 from push_device d join person p on p.id = d.person_id where p.project_id = a.project_id))
+			order by a.created_at, a.id limit 200`, store.Flag(n.On(Mail) || n.On(Telegram)))
 		return err
 	})
 	if err != nil {
@@ -290,8 +334,16 @@ func (n *Notifier) round(ctx context.Context, tx *store.Tx, id string) error {
 	if n.conf.Remind > 0 && a.Expires.After(now) {
 		remind = now.Add(time.Duration(float64(a.Expires.Sub(now)) * n.conf.Remind))
 	}
-	fresh, err := tx.Changed(ctx, `insert into notice_round (action_id, version, at, remind_at) values ($1, $2, $3, $4) on conflict do nothing`,
-		a.ID, a.Version, store.Time(now), store.Time(remind))
+	s, _, err := readSettings(ctx, tx, a.Project)
+	if err != nil {
+		return err
+	}
+	escalate := time.Time{}
+	if s.EscalateAfter > 0 {
+		escalate = now.Add(time.Duration(s.EscalateAfter) * time.Minute)
+	}
+	fresh, err := tx.Changed(ctx, `insert into notice_round (action_id, version, at, remind_at, escalate_at) values ($1, $2, $3, $4, $5) on conflict do nothing`,
+		a.ID, a.Version, store.Time(now), store.Time(remind), store.Time(escalate))
 	if err != nil || !fresh { // another server has inserted the round
 		return err
 	}
@@ -331,23 +383,56 @@ func (n *Notifier) notices(ctx context.Context, tx *store.Tx, a oversight.Action
 		if err != nil {
 			return err
 		}
-		for _, c := range []Channel{Mail, Telegram} {
+		s, err := settingsOf(ctx, tx, p)
+		if err != nil {
+			return err
+		}
+		now := time.Now()
+		later := s.due(a, now)
+		if !later.After(now) {
+			later = time.Time{}
+		}
+		for _, c := range personal() {
 			if said || !n.canReach(p, c) {
 				continue
 			}
 			reached++
-			_, err := tx.ExecContext(ctx, `insert into notice (id, project_id, person_id, channel, kind, action_id, version, state, due_at, attempts, at, sent_at,
-					token, chat_id, message_id, whole, open, error)
-				values ($1, $2, $3, $4, $5, $6, $7, 'waiting', $8, 0, $8, 0, '', 0, 0, 0, 0, '') on conflict do nothing`,
-				"ntc_"+rand.Text(), a.Project, p.id, c, kind, a.ID, a.Version, store.Time(time.Now()))
-			if err != nil {
-				return fmt.Errorf("insert notice: %w", err)
+			if err := insertNotice(ctx, tx, a, p.id, c, kind, later); err != nil {
+				return err
 			}
+		}
+	}
+	rooms, err := n.roomsOf(ctx, tx, a.Project)
+	if err != nil {
+		return err
+	}
+	for _, r := range rooms {
+		reached++
+		if err := insertNotice(ctx, tx, a, r.ID, r.Kind, kind, time.Time{}); err != nil {
+			return err
 		}
 	}
 	if reached == 0 && kind != kindReminder && kind != kindUnclaimedReminder {
 		n.log.WarnContext(ctx, "nobody who could decide on an action can be notified", "action", a.ID, "asked", strings.Join(a.Who, ", "))
 		return audit.Append(ctx, tx, system(a), audit.NotifyNobody, a.ID, audit.Fields{"asked": strings.Join(a.Who, ", ")})
+	}
+	return nil
+}
+
+// insertNotice inserts a notice to a person or a room, unless there is one. It is held
+// until later, or sent at once if that is zero.
+func insertNotice(ctx context.Context, tx *store.Tx, a oversight.Action, to string, c Channel, kind string, later time.Time) error {
+	state, now := "waiting", time.Now()
+	due := now
+	if !later.IsZero() {
+		state, due = "held", later
+	}
+	_, err := tx.ExecContext(ctx, `insert into notice (id, project_id, person_id, channel, kind, action_id, version, state, due_at, attempts, at, sent_at,
+			token, chat_id, message_id, whole, open, error, posted)
+		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, 0, $10, 0, '', 0, 0, 0, 0, '', '') on conflict do nothing`,
+		"ntc_"+rand.Text(), a.Project, to, c, kind, a.ID, a.Version, state, store.Time(due), store.Time(now))
+	if err != nil {
+		return fmt.Errorf("insert notice: %w", err)
 	}
 	return nil
 }
@@ -422,7 +507,7 @@ func (n *Notifier) prune(ctx context.Context) error {
 				return fmt.Errorf("forget notices: %w", err)
 			}
 		}
-		for _, q := range []string{`delete from telegram_code where expires_at < $1`, `delete from telegram_question where expires_at < $1`} {
+		for _, q := range []string{`delete from telegram_code where expires_at < $1`, `delete from telegram_question where expires_at < $1`, `delete from slack_code where expires_at < $1`, `delete from slack_seen where at < $1`} {
 			if _, err := tx.ExecContext(ctx, q, store.Time(now.Add(-keepCodes))); err != nil {
 				return fmt.Errorf("forget codes: %w", err)
 			}

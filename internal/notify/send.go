@@ -20,6 +20,9 @@ type outgoing struct {
 	channel  Channel
 	attempts int64
 	to       person
+	room     Room // instead of a person, if it has an ID
+	chat     bool // policy lets a chat decide on the action
+	detail   bool // the person wants more in a push message than that something waits
 	action   oversight.Action
 	token    auth.Secret // of its link
 	last     bool        // the last one of this hour: later ones go into a digest
@@ -33,6 +36,7 @@ type result struct {
 	after   time.Duration // the least wait before the retry, as the server asks for
 	chat    int64         // of a message with buttons; else 0
 	message int           // likewise
+	posted  string        // Slack's ID of the message, which can be edited later; else empty
 	whole   bool          // the message showed all that would leave
 }
 
@@ -50,7 +54,7 @@ func backoff(attempts int64) time.Duration {
 
 // dispatch starts to send the notices that are due.
 func (n *Notifier) dispatch(ctx context.Context, sending *sync.WaitGroup) error {
-	for _, c := range []Channel{Mail, Telegram} {
+	for _, c := range channels() {
 		if !n.On(c) {
 			continue
 		}
@@ -113,6 +117,12 @@ func (n *Notifier) send(ctx context.Context, p outgoing) result {
 		return n.sendMail(ctx, p)
 	case Telegram:
 		return n.sendTelegram(ctx, p)
+	case Slack:
+		return n.sendSlack(ctx, p)
+	case Teams:
+		return n.sendTeams(ctx, p)
+	case Push:
+		return n.sendPush(ctx, p)
 	}
 	return result{state: "failed", err: fmt.Errorf("there is no channel %q", p.channel)}
 }
@@ -141,29 +151,23 @@ func (n *Notifier) takeNotice(ctx context.Context, id string) (p outgoing, err e
 		if p.action.State != oversight.Pending || p.action.Version != version {
 			return to("dropped")
 		}
-		p.to, err = withoutForged(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, selectPeople+`and p.id = $1`, holder).Scan))
-		if errors.Is(err, store.ErrNotFound) {
-			return to("dropped")
+		if p.chat, err = n.chatDecides(ctx, tx, p.action); err != nil {
+			return err
 		}
+		reaches, err := n.recipient(ctx, tx, &p, holder)
 		if err != nil {
 			return err
 		}
-		said, err := approved(ctx, tx, p.action, p.to)
-		if err != nil {
-			return err
-		}
-		// Rights change: an owner of the time of the round may be one no longer.
-		asks := p.to.asked(p.action) || (p.kind == kindUnclaimed || p.kind == kindUnclaimedReminder) && p.to.Manages()
-		if said || !asks || !n.canReach(p.to, p.channel) {
+		if !reaches {
 			return to("dropped")
 		}
 		if p.attempts == 0 {
-			room, last, err := n.countNotice(ctx, tx, p.to.id, p.channel, now)
+			room, last, err := n.countNotice(ctx, tx, holder, p.channel, now)
 			if err != nil {
 				return err
 			}
 			if !room {
-				return to("held")
+				return n.hold(ctx, tx, id, holder, p)
 			}
 			p.last = last
 		}
@@ -175,6 +179,60 @@ func (n *Notifier) takeNotice(ctx context.Context, id string) (p outgoing, err e
 		err = store.ErrNotFound
 	}
 	return p, err
+}
+
+// recipient sets the person or the room that p goes to. It reports false if p must
+// not be sent any more.
+func (n *Notifier) recipient(ctx context.Context, tx *store.Tx, p *outgoing, holder string) (bool, error) {
+	var err error
+	if p.channel.isRoom() {
+		p.room, err = n.roomByID(ctx, tx, p.action.Project, holder)
+		if errors.Is(err, store.ErrNotFound) {
+			return false, nil
+		}
+		return err == nil, err
+	}
+	p.to, err = withoutForged(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, selectPeople+`and p.id = $1`, holder).Scan))
+	if errors.Is(err, store.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	s, err := settingsOf(ctx, tx, p.to)
+	if err != nil {
+		return false, err
+	}
+	p.detail = s.Detail
+	if p.kind == kindEscalated { // to whom the project says, whoever policy asks
+		return n.canReach(p.to, p.channel), nil
+	}
+	said, err := approved(ctx, tx, p.action, p.to)
+	// Rights change: an owner of the time of the round may be one no longer.
+	asks := p.to.asked(p.action) || (p.kind == kindUnclaimed || p.kind == kindUnclaimedReminder) && p.to.Manages()
+	return err == nil && !said && asks && n.canReach(p.to, p.channel), err
+}
+
+// hold holds a notice that is over the limit until the hour is over, and then until the
+// person's quiet hours are.
+func (n *Notifier) hold(ctx context.Context, tx *store.Tx, id, holder string, p outgoing) error {
+	var window int64
+	if err := tx.One(ctx, `select window_at from notice_flow where person_id = $1 and channel = $2`, []any{holder, p.channel}, &window); err != nil {
+		return fmt.Errorf("hold notice: %w", err)
+	}
+	due := store.FromTime(window).Add(time.Hour)
+	if !p.channel.isRoom() {
+		s, err := settingsOf(ctx, tx, p.to)
+		if err != nil {
+			return err
+		}
+		due = s.awake(due)
+	}
+	_, err := tx.ExecContext(ctx, `update notice set state = 'held', due_at = $1 where id = $2 and state = 'waiting'`, store.Time(due), id)
+	if err != nil {
+		return fmt.Errorf("hold notice: %w", err)
+	}
+	return nil
 }
 
 // countNotice counts a notice against a person's hour. It reports whether there
@@ -208,7 +266,7 @@ func (n *Notifier) finish(ctx context.Context, p outgoing, r result) error {
 	why := ""
 	if r.err != nil {
 		why = truncate(r.err.Error(), 300)
-		n.log.WarnContext(ctx, "send notice", "notice", p.id, "channel", p.channel, "person", p.to.ID, "state", r.state, "err", r.err)
+		n.log.WarnContext(ctx, "send notice", "notice", p.id, "channel", p.channel, "person", p.to.ID, "room", p.room.Name, "state", r.state, "err", r.err)
 	}
 	if p.others > 0 {
 		return n.finishDigest(ctx, p, r, why)
@@ -222,8 +280,8 @@ func (n *Notifier) finish(ctx context.Context, p outgoing, r result) error {
 		}
 	}
 	return n.db.Update(ctx, func(tx *store.Tx) error {
-		_, err := tx.ExecContext(ctx, `update notice set state = $1, due_at = $2, sent_at = $3, error = $4, chat_id = $5, message_id = $6, whole = $7, open = $8 where id = $9 and state = 'sending'`,
-			r.state, store.Time(due), store.Time(time.Now()), why, r.chat, r.message, store.Flag(r.whole), store.Flag(r.message != 0), p.id)
+		_, err := tx.ExecContext(ctx, `update notice set state = $1, due_at = $2, sent_at = $3, error = $4, chat_id = $5, message_id = $6, whole = $7, open = $8, posted = $9 where id = $10 and state = 'sending'`,
+			r.state, store.Time(due), store.Time(time.Now()), why, r.chat, r.message, store.Flag(r.whole), store.Flag(r.message != 0 || r.posted != ""), r.posted, p.id)
 		if err != nil {
 			return fmt.Errorf("record notice: %w", err)
 		}
@@ -234,44 +292,54 @@ func (n *Notifier) finish(ctx context.Context, p outgoing, r result) error {
 		if r.state == "failed" {
 			verb = audit.NotifyFailed
 		}
-		return audit.Append(ctx, tx, system(p.action), verb, p.action.ID, audit.Fields{"person": p.to.ID, "channel": string(p.channel), "kind": p.kind})
+		return audit.Append(ctx, tx, system(p.action), verb, p.action.ID, p.fields())
 	})
 }
 
-// digests sends the held notices of people whose hour is over, as one each.
-func (n *Notifier) digests(ctx context.Context, sending *sync.WaitGroup) error {
-	type flow struct {
-		person  string
-		channel Channel
-		window  int64
+// fields are what the audit says about p.
+func (p *outgoing) fields() audit.Fields {
+	f := audit.Fields{"channel": string(p.channel), "kind": p.kind}
+	if p.room.ID != "" {
+		f["room"] = p.room.Name
+	} else {
+		f["person"] = p.to.ID
 	}
-	var flows []flow
+	return f
+}
+
+// digests sends what is held for people and rooms and due: more than the limit of an
+// hour, collected, or from quiet hours. It becomes one message for each channel.
+func (n *Notifier) digests(ctx context.Context, sending *sync.WaitGroup) error {
+	type held struct {
+		holder  string
+		channel Channel
+	}
+	var list []held
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
-		flows, err = store.List(ctx, tx, func(row func(...any) error) (f flow, err error) {
-			err = row(&f.person, &f.channel, &f.window)
-			return f, err
-		}, `select person_id, channel, window_at from notice_flow f where window_at <= $1
-			and exists (select 1 from notice h where h.person_id = f.person_id and h.channel = f.channel and h.state = 'held')`, store.Time(time.Now().Add(-time.Hour)))
+		list, err = store.List(ctx, tx, func(row func(...any) error) (h held, err error) {
+			err = row(&h.holder, &h.channel)
+			return h, err
+		}, `select distinct person_id, channel from notice where state = 'held' and due_at <= $1`, store.Time(time.Now()))
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("find held notices: %w", err)
 	}
-	for _, f := range flows {
-		if !n.On(f.channel) {
+	for _, h := range list {
+		if !n.On(h.channel) {
 			continue
 		}
 		select {
-		case n.slots[f.channel] <- struct{}{}:
+		case n.slots[h.channel] <- struct{}{}:
 		default:
 			continue
 		}
-		p, err := n.takeDigest(ctx, f.person, f.channel, f.window)
+		p, err := n.takeDigest(ctx, h.holder, h.channel)
 		if err == nil && p.others > 0 {
 			n.begin(ctx, sending, p)
 			continue
 		}
-		<-n.slots[f.channel]
+		<-n.slots[h.channel]
 		if err != nil {
 			return fmt.Errorf("gather held notices: %w", err)
 		}
@@ -279,35 +347,45 @@ func (n *Notifier) digests(ctx context.Context, sending *sync.WaitGroup) error {
 	return nil
 }
 
-// takeDigest combines all notices that are held for a person. The result covers
-// no actions if another server took them, or none of them is pending any more.
-func (n *Notifier) takeDigest(ctx context.Context, holder string, c Channel, window int64) (p outgoing, err error) {
+// takeDigest combines all notices that are held for a person or a room and due. The
+// result covers no actions if another server took them, none of them is pending any
+// more, or there is one alone, which is then sent as it is.
+func (n *Notifier) takeDigest(ctx context.Context, holder string, c Channel) (p outgoing, err error) {
 	err = n.db.Update(ctx, func(tx *store.Tx) error {
 		p = outgoing{id: "dig_" + rand.Text(), channel: c}
-		ours, err := tx.Changed(ctx, `update notice_flow set window_at = $1, sent = 1 where person_id = $2 and channel = $3 and window_at = $4`,
-			store.Time(time.Now()), holder, c, window)
-		if err != nil || !ours {
-			return err
-		}
-		_, err = tx.ExecContext(ctx, `update notice set state = 'dropped' where person_id = $1 and channel = $2 and state = 'held'
+		now := store.Time(time.Now())
+		_, err := tx.ExecContext(ctx, `update notice set state = 'dropped' where person_id = $1 and channel = $2 and state = 'held'
 			and not exists (select 1 from action a where a.id = action_id and a.version = notice.version and a.state = 'pending')`, holder, c)
 		if err != nil {
 			return err
 		}
-		p.to, err = withoutForged(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, selectPeople+`and p.id = $1`, holder).Scan))
+		if c.isRoom() {
+			p.room, err = n.roomByID(ctx, tx, "", holder)
+		} else {
+			p.to, err = withoutForged(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, selectPeople+`and p.id = $1`, holder).Scan))
+		}
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			return err
 		}
-		if err != nil || !p.to.Decides() || !n.canReach(p.to, c) {
+		if err != nil || !c.isRoom() && (!p.to.Decides() || !n.canReach(p.to, c)) {
 			_, err = tx.ExecContext(ctx, `update notice set state = 'dropped' where person_id = $1 and channel = $2 and state = 'held'`, holder, c)
 			return err
 		}
-		// An action with both a notice and a reminder counts once.
-		err = tx.One(ctx, `select count(distinct action_id) from notice where person_id = $1 and channel = $2 and state = 'held'`, []any{holder, c}, &p.others)
-		if err != nil || p.others == 0 {
+		// A second server that updates the same rows waits here, and then finds none.
+		_, err = tx.ExecContext(ctx, `update notice set state = 'sending', error = $1 where person_id = $2 and channel = $3 and state = 'held' and due_at <= $4`, p.id, holder, c, now)
+		if err != nil {
 			return err
 		}
-		_, err = tx.ExecContext(ctx, `update notice set state = 'sending', error = $1 where person_id = $2 and channel = $3 and state = 'held'`, p.id, holder, c)
+		// An action with both a notice and a reminder counts once.
+		if err = tx.One(ctx, `select count(distinct action_id) from notice where error = $1 and state = 'sending'`, []any{p.id}, &p.others); err != nil || p.others == 0 {
+			return err
+		}
+		if p.others == 1 {
+			p.others = 0
+			_, err = tx.ExecContext(ctx, `update notice set state = 'waiting', error = '', attempts = 0 where error = $1 and state = 'sending'`, p.id)
+			return err
+		}
+		_, _, err = n.countNotice(ctx, tx, holder, c, time.Now())
 		return err
 	})
 	return p, err
@@ -318,13 +396,8 @@ func (n *Notifier) takeDigest(ctx context.Context, holder string, c Channel, win
 func (n *Notifier) finishDigest(ctx context.Context, p outgoing, r result, why string) error {
 	return n.db.Update(ctx, func(tx *store.Tx) error {
 		if r.state == "waiting" {
-			// Retry soon, by letting the window end after the wait.
-			_, err := tx.ExecContext(ctx, `update notice_flow set window_at = $1 where person_id = $2 and channel = $3`,
-				store.Time(time.Now().Add(max(r.after, 5*time.Minute)-time.Hour)), p.to.id, p.channel)
-			if err != nil {
-				return fmt.Errorf("record notice: %w", err)
-			}
-			_, err = tx.ExecContext(ctx, `update notice set state = 'held', error = $1 where error = $2 and state = 'sending'`, why, p.id)
+			_, err := tx.ExecContext(ctx, `update notice set state = 'held', error = $1, due_at = $2 where error = $3 and state = 'sending'`,
+				why, store.Time(time.Now().Add(max(r.after, 5*time.Minute))), p.id)
 			return err
 		}
 		_, err := tx.ExecContext(ctx, `update notice set state = $1, sent_at = $2, error = $3 where error = $4 and state = 'sending'`, r.state, store.Time(time.Now()), why, p.id)

@@ -152,16 +152,19 @@ func (n *Notifier) note(ctx context.Context, p outgoing) (t *note, whole bool) {
 	if p.last {
 		tail += fmt.Sprintf("\nThis is notice %d within an hour. Further ones are combined into one message when the hour is over.\n", n.conf.PerHour)
 	}
-	if content, ok := n.content(ctx, p); ok {
+	if content, ok := n.content(ctx, p.to.Principal, p.action); ok && !n.conf.TelegramOmitContent {
 		full := n.heading(p)
 		full.add("\nWhat would leave, as an agent wrote it:\n")
 		full.quote(content)
+		if !p.chat {
+			full.add("\nPolicy lets no chat decide on this.\n")
+		}
 		full.add(tail)
 		if full.units <= maxNote {
 			return full, true
 		}
 	}
-	t.add("\nWhat would leave is not shown here, so it cannot be approved here.\n" + tail)
+	t.add("\nWhat would leave is not shown here, so it cannot be decided here.\n" + tail)
 	return t, false
 }
 
@@ -171,7 +174,7 @@ func (n *Notifier) heading(p outgoing) *note {
 	t := &note{}
 	t.add(headline(p) + ".\n")
 	if p.others > 0 {
-		t.add(fmt.Sprintf("You got %d notices within an hour; these came after them and are combined here:\n%s/console/\n", n.conf.PerHour, n.conf.Base))
+		t.add(n.together() + "\n" + n.conf.Base + "/console/review\n")
 		return t
 	}
 	for _, f := range actionFields(p.action) {
@@ -180,21 +183,22 @@ func (n *Notifier) heading(p outgoing) *note {
 	return t
 }
 
-// content returns the content of p's action, if plain text can show all of it.
-// An action with files, an HTML part or anything else beside fields and text has
-// to be reviewed in the console.
-func (n *Notifier) content(ctx context.Context, p outgoing) (string, bool) {
-	if n.conf.TelegramOmitContent {
-		return "", false
-	}
-	a, err := n.gate.Action(ctx, p.to.Principal, p.action.ID)
-	if err != nil || a.Version != p.action.Version || a.Hex() != p.action.Hex() {
+// content returns the content of an action as reader sees it, if plain text can show
+// all of it. An action with files, an HTML part, warnings, findings or anything else
+// beside fields and text has to be reviewed in the console.
+func (n *Notifier) content(ctx context.Context, reader auth.Principal, shown oversight.Action) (string, bool) {
+	a, err := n.gate.Action(ctx, reader, shown.ID)
+	if err != nil || a.Doubt != "" || a.Version != shown.Version || a.Hex() != shown.Hex() {
 		return "", false
 	}
 	v, err := n.gate.Show(a)
 	// Findings of the content checks are masked in the view. The attack: text that
 	// looks like a secret is shown as stars here and leaves as it is.
-	if err != nil || v.Partial != "" || len(v.Files) > 0 || len(v.HTML) > 0 || len(v.Flags) > 0 || len(v.Text) > maxNote {
+	if err != nil || v.Partial != "" || len(v.Files) > 0 || len(v.HTML) > 0 || len(v.Flags) > 0 || len(a.Request.Flags) > 0 || len(v.Text) > maxNote {
+		return "", false
+	}
+	// What needs a closer look gets it in the console, where a tick can be asked for.
+	if len(v.Findings) > 0 || len(v.Notes) > 0 || a.Note != "" || len(v.Unroutable) > 0 {
 		return "", false
 	}
 	var b strings.Builder
@@ -202,9 +206,6 @@ func (n *Notifier) content(ctx context.Context, p outgoing) (string, bool) {
 	// while the message still has room, so that it seems whole. This limit is so
 	// high that a cut field no longer fits into a message.
 	line := func(s string) string { return mail.Printable(s, 4*maxNote) }
-	for _, w := range v.Notes {
-		fmt.Fprintf(&b, "LOOK CLOSELY: %s\n", line(w))
-	}
 	for _, f := range v.Fields {
 		fmt.Fprintf(&b, "%s: %s\n", line(f.Name), line(f.Value))
 	}
@@ -222,25 +223,25 @@ func noPreview() *models.LinkPreviewOptions {
 func (n *Notifier) sendTelegram(ctx context.Context, p outgoing) result {
 	t, whole := n.note(ctx, p)
 	params := &tg.SendMessageParams{ChatID: p.to.chat, Text: t.b.String(), Entities: t.marks, LinkPreviewOptions: noPreview()}
-	if p.others == 0 && p.to.asked(p.action) {
-		params.ReplyMarkup = n.buttons(p.action, whole)
+	if p.others == 0 && p.chat && whole && p.to.asked(p.action) {
+		params.ReplyMarkup = n.buttons(p.action)
 	}
 	m, err := n.bot.api.SendMessage(ctx, params)
 	if err != nil {
 		return n.bot.sendResult(err)
 	}
 	r := result{state: "sent", whole: whole}
-	if params.ReplyMarkup != nil {
+	if p.others == 0 { // it is edited once the action is decided
 		r.chat, r.message = p.to.chat, m.ID
 	}
 	return r
 }
 
-// buttons returns the buttons under a message. Approve is among them only if the
-// message shows all that would leave and no second factor is required.
-func (n *Notifier) buttons(a oversight.Action, whole bool) keyboard {
+// buttons returns the buttons under a message that shows all that would leave. Approve
+// is among them only if no second factor is required.
+func (n *Notifier) buttons(a oversight.Action) keyboard {
 	row := []button{{Text: "Reject", Data: data(reject, a)}}
-	if whole && !a.StepUp {
+	if !a.StepUp {
 		row = append([]button{{Text: "Approve", Data: data(approve, a)}}, row...)
 	}
 	return keyboard{Rows: [][]button{row}}
@@ -269,11 +270,10 @@ func (t *telegram) sendResult(err error) result {
 // editDecided edits the messages whose action was decided anywhere, or changed,
 // and removes their buttons.
 func (n *Notifier) editDecided(ctx context.Context) error {
-	if n.bot == nil {
-		return nil
-	}
 	type shown struct {
 		id, action       string
+		channel          Channel
+		holder, posted   string
 		version          int64
 		chat, message    int64
 		notBefore, tries int64
@@ -281,9 +281,9 @@ func (n *Notifier) editDecided(ctx context.Context) error {
 	var list []shown
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
 		list, err = store.List(ctx, tx, func(row func(...any) error) (s shown, err error) {
-			err = row(&s.id, &s.action, &s.version, &s.chat, &s.message, &s.notBefore, &s.tries)
+			err = row(&s.id, &s.action, &s.channel, &s.holder, &s.posted, &s.version, &s.chat, &s.message, &s.notBefore, &s.tries)
 			return s, err
-		}, `select n.id, n.action_id, n.version, n.chat_id, n.message_id, n.due_at, n.attempts from notice n join action a on a.id = n.action_id
+		}, `select n.id, n.action_id, n.channel, n.person_id, n.posted, n.version, n.chat_id, n.message_id, n.due_at, n.attempts from notice n join action a on a.id = n.action_id
 			where n.open = 1 and n.due_at <= $1 and (a.state <> 'pending' or a.version <> n.version) order by n.at, n.id limit 20`, store.Time(time.Now()))
 		return err
 	})
@@ -301,9 +301,16 @@ func (n *Notifier) editDecided(ctx context.Context) error {
 		}
 		// Editing is idempotent, so two servers need no coordination.
 		open, due := 0, time.Time{}
-		if err := n.edit(ctx, s.chat, int(s.message), a, s.version); err != nil {
-			r := n.bot.sendResult(err)
-			n.log.WarnContext(ctx, "edit message", "action", s.action, "err", r.err)
+		r := result{}
+		if s.channel == Slack {
+			r = n.editSlack(ctx, s.holder, s.posted, a, s.version)
+		} else if n.bot != nil {
+			if err := n.edit(ctx, s.chat, int(s.message), a, s.version); err != nil {
+				r = n.bot.sendResult(err)
+			}
+		}
+		if r.err != nil {
+			n.log.WarnContext(ctx, "edit message", "action", s.action, "channel", s.channel, "err", r.err)
 			if r.state != "failed" && s.tries < maxAttempts+3 {
 				open, due = 1, time.Now().Add(max(r.after, 10*time.Second*time.Duration(s.tries)))
 			}

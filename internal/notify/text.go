@@ -111,7 +111,9 @@ func prefix(a oversight.Action) string { return a.Hex()[:min(prefixLen, len(a.He
 func headline(p outgoing) string {
 	switch {
 	case p.others > 0:
-		return plural(p.others) + " more wait for a decision"
+		return plural(p.others) + " wait for a decision"
+	case p.kind == kindEscalated:
+		return kindInWords(p.action) + " waits, and nobody has decided on it"
 	case p.kind == kindReminder:
 		return kindInWords(p.action) + " still waits for your decision"
 	case p.kind == kindUnclaimed, p.kind == kindUnclaimedReminder:

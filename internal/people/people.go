@@ -418,7 +418,7 @@ func (p *People) Reset(ctx context.Context, who auth.Principal, name string) err
 // unlinkChat ends the link of a person's chat with the bot. The attack: somebody
 // who found the phone decides in the chat.
 func unlinkChat(ctx context.Context, tx *store.Tx, id string) error {
-	for _, table := range []string{"telegram_link", "telegram_code", "telegram_question"} {
+	for _, table := range []string{"telegram_link", "telegram_code", "telegram_question", "slack_link", "push_device"} {
 		if _, err := tx.ExecContext(ctx, `delete from `+table+` where person_id = $1`, id); err != nil {
 			return fmt.Errorf("end link of chat: %w", err)
 		}

@@ -152,13 +152,15 @@ func (d *Document) match(r Request, tell func(Step)) (Verdict, bool) {
 }
 
 func (c *Clause) verdict() Verdict {
-	return Verdict{Effect: c.Then, Rule: c.ID, Reason: c.Reason, Approvers: c.Approvers, Who: c.Who, Within: c.Within, StepUp: c.StepUp}
+	return Verdict{Effect: c.Then, Rule: c.ID, Reason: c.Reason, Approvers: c.Approvers, Who: c.Who, Within: c.Within, StepUp: c.StepUp, Chat: c.Chat}
 }
 
 // doubt is the verdict where c may match or not: it asks for as much as c does.
 func (c *Clause) doubt(err error) Verdict {
 	v := c.verdict()
-	v.Effect = Ask
+	// The attack: an agent makes a strict rule fail, so that a rule below it takes a
+	// decision in a chat.
+	v.Effect, v.Chat = Ask, false
 	v.Reason = fmt.Sprintf("rule %s could not be evaluated (%s): a person decides", c.ID, clip(err.Error()))
 	return v
 }
@@ -180,6 +182,7 @@ func stricter(a *Verdict, b Verdict) *Verdict {
 		out.Within = b.Within
 	}
 	out.StepUp = a.StepUp || b.StepUp
+	out.Chat = a.Chat && b.Chat
 	return &out
 }
 

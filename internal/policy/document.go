@@ -70,6 +70,7 @@ type Clause struct {
 	Who       []string      // for Ask: who; empty means everybody who decides
 	Within    time.Duration // for Ask: after which it is denied; 0 means the default
 	StepUp    bool          // for Ask: deciders must prove a second factor
+	Chat      bool          // for Ask: a linked chat account may decide; otherwise only the console and the API
 
 	cond *condition // nil means always
 }
@@ -280,6 +281,11 @@ func parseClause(n *yaml.Node, path string) (c Clause, err error) {
 		"step_up": func(n *yaml.Node, path string) (err error) {
 			only("step_up")
 			c.StepUp, err = boolean(n, path)
+			return err
+		},
+		"chat": func(n *yaml.Node, path string) (err error) {
+			only("chat")
+			c.Chat, err = boolean(n, path)
 			return err
 		},
 	})

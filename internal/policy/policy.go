@@ -82,6 +82,7 @@ type Verdict struct {
 	Who       []string      // names of people, or roles as "role:owner"; empty means whoever decides
 	Within    time.Duration // after which it is denied; 0 means the default
 	StepUp    bool          // deciders prove a second factor
+	Chat      bool          // a linked chat account may decide
 
 	Grave []string // kinds among the request's findings that an approver must tick
 }

@@ -293,7 +293,8 @@ func looser(was string, d *policy.Document) (notes []string) {
 	}
 	same := func(a, b policy.Clause) bool {
 		return a.When == b.When && a.Then == b.Then && slices.Equal(a.Kinds, b.Kinds) &&
-			a.Approvers == b.Approvers && slices.Equal(a.Who, b.Who) && a.Within == b.Within && (a.StepUp || !b.StepUp) // fewer people are less, too
+			a.Approvers == b.Approvers && slices.Equal(a.Who, b.Who) && a.Within == b.Within &&
+			(!a.StepUp || b.StepUp) && (a.Chat || !b.Chat) // fewer people are less, too; so is a decision without a second factor, or in a chat
 	}
 	for _, c := range d.Clauses() {
 		if c.Then == policy.Allow && !slices.ContainsFunc(before, func(o policy.Clause) bool { return same(o, c) }) {

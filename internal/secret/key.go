@@ -109,7 +109,7 @@ func (k *keys) check(ctx context.Context, tx *store.Tx) error {
 	if hmac.Equal(proof, k.proof) {
 		return nil
 	}
-	if err := tx.One(ctx, `select (select count(*) from secret) + (select count(*) from mail_connection where state <> 'revoked')`, nil, &n); err != nil {
+	if err := tx.One(ctx, `select (select count(*) from secret) + (select count(*) from mail_connection where state <> 'revoked') + (select count(*) from notify_room)`, nil, &n); err != nil {
 		return err
 	}
 	if n > 0 {
