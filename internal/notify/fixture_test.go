@@ -331,6 +331,7 @@ type fixture struct {
 	conf    notify.Config
 	project string
 	agent   auth.Principal
+	found   []policy.Finding // what is found in what is proposed
 }
 
 // setup returns a fixture with the owner ann (mail), and the reviewers bob
@@ -424,7 +425,7 @@ func (f *fixture) flagged(text string, flags []string, to ...string) (a oversigh
 	}
 	f.update(func(tx *store.Tx) (err error) {
 		a, err = f.gate.Propose(f.t.Context(), tx, f.agent, oversight.Proposal{
-			Request: policy.Request{Kind: "email.send", Inbox: "analyst@agents.example", To: to, Flags: flags}, Inbox: "ibx_1", Via: "rest", Payload: []byte(text),
+			Request: policy.Request{Kind: "email.send", Inbox: "analyst@agents.example", To: to, Flags: flags, Findings: f.found}, Inbox: "ibx_1", Via: "rest", Payload: []byte(text),
 		})
 		return err
 	})

@@ -210,6 +210,7 @@ func TestSlackAsksForTheConsole(t *testing.T) {
 		console bool
 		text    string
 		flags   []string
+		found   []policy.Finding
 		view    func(*oversight.View)
 	}{
 		{name: "the rule says nothing of chats", console: true},
@@ -218,6 +219,7 @@ func TestSlackAsksForTheConsole(t *testing.T) {
 		{name: "a finding", flags: []string{"secret"}},
 		{name: "an attachment", view: func(v *oversight.View) { v.Files = []oversight.File{{Name: "a.pdf"}} }},
 		{name: "HTML", view: func(v *oversight.View) { v.HTML = []byte("<p>x") }},
+		{name: "a hidden recipient", found: []policy.Finding{{ID: "hidden_recipient:x@y.example", Kind: "hidden_recipient", Subject: "x@y.example", Title: "a hidden recipient"}}},
 		{name: "a warning", view: func(v *oversight.View) { v.Notes = []string{"look closely"} }},
 		{name: "a view that is not whole", view: func(v *oversight.View) { v.Partial = "the parts' boundaries" }},
 		{name: "no way to deliver", view: func(v *oversight.View) { v.Unroutable = []string{"x.example"} }},
@@ -228,7 +230,7 @@ func TestSlackAsksForTheConsole(t *testing.T) {
 				room := f.slackRoomOf(false)
 				f.judge.onlyConsole(c.console)
 				f.judge.say(c.verdict)
-				f.effect.view = c.view
+				f.effect.view, f.found = c.view, c.found
 				a := f.flagged(or(c.text, "Dear Bob, hello."), c.flags)
 				f.step()
 				posted := f.slack.posted()
