@@ -92,7 +92,7 @@ func (s actionServer) listApprovals(w http.ResponseWriter, r *http.Request, c ca
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, api.ApprovalList{Approvals: each(votes, func(v oversight.Vote) api.Approval { 
+	answer(w, http.StatusOK, api.ApprovalList{Approvals: each(votes, func(v oversight.Vote) api.Approval {
 		return api.Approval{Version: v.Version, Person: v.Person, At: v.At, Reason: v.Reason, Seen: append([]string{}, v.Seen...)}
 	})})
 	return nil

@@ -57,4 +57,3 @@ func (g *Gate) allow(ctx context.Context, tx *store.Tx, who auth.Principal, a *A
 		return x.Allow(ctx, tx, who, *a, w)
 	}
 }
-
