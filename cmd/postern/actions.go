@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -139,6 +140,7 @@ func printAction(out io.Writer, a api.Action, addresses map[string]string) {
 	for _, n := range a.View.Notes {
 		line("WARNING", n)
 	}
+	printFindings(line, a.View.Findings)
 	line("text", strings.TrimRight(a.View.Text, "\n"))
 	line("digest", fmt.Sprintf("%s, version %d", a.Digest, a.Version))
 	if a.Result != "" {
@@ -160,6 +162,7 @@ func pathSegment(s string) string {
 func decision(name, short, long string, approve bool) *command {
 	var c Config
 	var reason, digest string
+	var seen []string
 	return &command{
 		use: name + " ID", short: short, long: long,
 		flags: func(fs *pflag.FlagSet) {
@@ -170,6 +173,9 @@ func decision(name, short, long string, approve bool) *command {
 			}
 			fs.StringVar(&reason, "reason", "", usage)
 			fs.StringVar(&digest, "digest", "", "decide only if the action's digest begins with this `text`, as pending showed it")
+			if approve {
+				fs.StringArrayVar(&seen, "seen", nil, "tick the grave finding with this `id`, as pending shows it; once for each")
+			}
 		},
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			id, err := oneAction(args)
@@ -189,7 +195,12 @@ func decision(name, short, long string, approve bool) *command {
 			if a.State != api.StatePending {
 				return tooLate(a)
 			}
-			if _, err := l.api.Actions.Decide(ctx, a.ID, api.Decision{Version: a.Version, Digest: a.Digest, Approve: &approve, Reason: reason}); err != nil {
+			if approve {
+				if seen, err = tickAll(ctx, a, seen, os.Stdin, out); err != nil {
+					return err
+				}
+			}
+			if _, err := l.api.Actions.Decide(ctx, a.ID, api.Decision{Version: a.Version, Digest: a.Digest, Approve: &approve, Reason: reason, Seen: seen}); err != nil {
 				return err
 			}
 			verdict := "rejected"
@@ -254,6 +265,10 @@ func approveCommand() *command {
 Approves one action: exactly the bytes whose digest "postern pending" shows.
 They are hashed again before they leave. If the action has changed or somebody
 has decided already, nothing happens and the exit status is 1.
+
+Where "postern pending" shows a grave finding, such as a lookalike domain or a
+hidden recipient, tick it with --seen ID, once for each. On a terminal you are
+asked instead. Without the tick the server refuses the approval.
 
 Over the local socket you have no name and may be anybody with an account. Sign in
 first where policy asks for two people, or for somebody other than the proposer: export POSTERN_SESSION=$(postern login NAME).`, true)

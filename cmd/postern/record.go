@@ -160,7 +160,7 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 func sealedTables() []store.Sealed {
 	return []store.Sealed{
 		auth.SealedPeople(), auth.SealedChanges(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(), notify.SealedLinks(), notify.SealedCodes(), notify.SealedSlackLinks(), notify.SealedSlackCodes(),
-		rulebook.SealedVersions(), directory.Sealed(), mailbox.SealedAllowed(), mailbox.SealedConnectCodes(), delivery.Sealed(), secret.Sealed(), permit.Sealed(),
+		rulebook.SealedVersions(), directory.Sealed(), mailbox.SealedAllowed(), mailbox.SealedLooks(), mailbox.SealedConnectCodes(), delivery.Sealed(), secret.Sealed(), permit.Sealed(),
 	}
 }
 

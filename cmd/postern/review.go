@@ -28,9 +28,10 @@ leave, and asks:
   s  skip      leaves it waiting
   q  quit
 
+Approving an action with a grave finding asks about each one: t ticks it.
 Only these keys do anything, and keys that were typed before an action was shown
 do not count. Where standard input is no terminal, each answer is a line: approve,
-reject REASON, skip or quit. The end of the input quits and approves nothing.
+reject REASON, skip or quit, and then tick for each grave finding. The end of the input quits and approves nothing.
 All text was written by an agent: read it as such.`,
 		example: "postern review",
 		flags:   c.location,
@@ -117,9 +118,20 @@ func (r *reviewer) one(ctx context.Context, id, place string, addresses map[stri
 		case approve, reject:
 		}
 		yes := picked == approve
+		var seen []string
+		if yes {
+			seen, err = r.keys.tick(ctx, a, nil, r.out)
+			if errors.Is(err, errNotTicked) {
+				fmt.Fprintf(r.out, "%v\n\n", err)
+				continue
+			}
+			if err != nil {
+				return false, err
+			}
+		}
 		// The version and the digest are those of what is on the screen. If either
 		// has changed the server refuses, and the action is shown again.
-		err = r.l.call(ctx, "POST", "/v1/actions/"+a.ID+"/decision", api.Decision{Version: a.Version, Digest: a.Digest, Approve: &yes, Reason: reason}, nil)
+		err = r.l.call(ctx, "POST", "/v1/actions/"+a.ID+"/decision", api.Decision{Version: a.Version, Digest: a.Digest, Approve: &yes, Reason: reason, Seen: seen}, nil)
 		if err == nil {
 			return true, r.report(ctx, a, yes)
 		}

@@ -35,6 +35,7 @@ type finder struct {
 	reported map[string]bool // by flag, rule and place
 	known    map[string]bool // secrets and numbers, by rule
 	people   people
+	accounts []Account
 
 	variables map[string]*variables // by place
 }
@@ -61,6 +62,9 @@ func (f *finder) add(n Finding) {
 func (f *finder) search(p extract.Place, text string, searches ...search) {
 	found := func(m match) {
 		key := m.rule + "\x00" + text[m.from:m.to]
+		if m.flag == FlagIBAN && !(p.Source && f.known[key]) {
+			f.account(text[m.from:m.to], p.Where)
+		}
 		if p.Source && f.known[key] { // reported in the part that it stands in
 			return
 		}
@@ -71,6 +75,23 @@ func (f *finder) search(p extract.Place, text string, searches ...search) {
 	}
 	for _, s := range searches {
 		s(text, found)
+	}
+}
+
+// maxAccounts bounds the accounts of one report. The attack: a list of a million.
+const maxAccounts = 100
+
+// account counts a bank account.
+func (f *finder) account(number, where string) {
+	number = strings.NewReplacer(" ", "", "-", "").Replace(number)
+	for i := range f.accounts {
+		if f.accounts[i].Number == number {
+			f.accounts[i].Count++
+			return
+		}
+	}
+	if len(f.accounts) < maxAccounts {
+		f.accounts = append(f.accounts, Account{Number: number, Count: 1, Where: extract.Excerpt(where)})
 	}
 }
 

@@ -93,6 +93,15 @@ func (f Finding) String() string {
 type Report struct {
 	Flags    []Flag    // each once, in the order of [Flags]
 	Findings []Finding // at most 40, in the order of their flags
+
+	Accounts []Account // bank accounts that it names, in the order in which they were found; at most 100
+}
+
+// An Account is a bank account that a message names, by a valid IBAN.
+type Account struct {
+	Number string // without spaces, as ISO 13616 writes it for machines
+	Count  int    // how many times it is named
+	Where  string // the first place; see [Finding]
 }
 
 // Find reads a message. It never fails and never panics: what cannot be read
@@ -140,5 +149,6 @@ func (f *finder) report() Report {
 	}
 	slices.SortStableFunc(f.findings, func(a, b Finding) int { return cmp.Compare(order[a.Flag], order[b.Flag]) })
 	out.Findings = f.findings[:min(len(f.findings), maxFindings)]
+	out.Accounts = f.accounts
 	return out
 }

@@ -194,6 +194,12 @@ func (m *PostOffice) aboutRequest(who auth.Principal, b directory.Inbox, q *Requ
 		for _, f := range found.Flags {
 			flag([]string{string(f)})
 		}
+		c, err := m.look(&facts, p, env, found)
+		if err != nil {
+			return sending{}, err
+		}
+		what.clues.hidden = append(what.clues.hidden, c.hidden...)
+		what.clues.accounts = append(what.clues.accounts, c.accounts...)
 		doubts, err := mail.Doubts(env.Raw)
 		if err != nil {
 			return sending{}, fmt.Errorf("read what is proposed: %v", err) //nolint:errorlint // we composed or checked it

@@ -3,6 +3,7 @@ package mailbox
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"postern/internal/auth"
@@ -60,7 +61,7 @@ func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, act
 	if err != nil {
 		return oversight.Action{}, err
 	}
-	facts, err := m.about(auth.Principal{}, directory.Inbox{Address: before.From}, old.Via, env)
+	facts, clues, err := m.about(auth.Principal{}, directory.Inbox{Address: before.From}, old.Via, env)
 	if err != nil {
 		return oversight.Action{}, err
 	}
@@ -72,6 +73,10 @@ func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, act
 		}
 		request := facts
 		if err := m.weigh(ctx, tx, b, &request); err != nil {
+			return err
+		}
+		request.Findings = slices.Clone(facts.Findings) // the transaction may run twice
+		if err := m.strange(ctx, tx, b, &request, clues); err != nil {
 			return err
 		}
 		a, err = m.gate.Revise(ctx, tx, who, action, version, oversight.Proposal{

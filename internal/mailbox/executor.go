@@ -28,6 +28,7 @@ var (
 	_ oversight.Opener    = sendExecutor{}
 	_ oversight.Stopper   = sendExecutor{}
 	_ oversight.Teller    = sendExecutor{}
+	_ oversight.Finder    = sendExecutor{}
 )
 
 // Execute implements [oversight.Executor].
@@ -63,6 +64,9 @@ func (x sendExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Actio
 		return err
 	}
 	if err := x.m.demoteDenied(ctx, tx, a); err != nil {
+		return err
+	}
+	if err := x.m.learn(ctx, tx, a); err != nil {
 		return err
 	}
 	return x.m.announceMove(ctx, tx, a)

@@ -249,6 +249,7 @@ var holdings = []struct{ table, blob string }{
 	{"allow_entry", ""},
 	{"mode_code", ""},
 	{"correspondent", ""},
+	{"known_account", ""},
 	{"sent_copy", ""},
 	{"mail_request", ""},
 	{"connected_message", ""},

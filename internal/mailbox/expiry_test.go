@@ -143,7 +143,7 @@ func TestLife(t *testing.T) {
 // keptTables have rows that name an inbox and outlive it: what was decided on,
 // what happened, and that the address was somebody's. None holds what arrived.
 var keptTables = map[string]bool{
-	"action": true, "delivery": true, "suppression": true, "event": true, "event_number": true, "credential": true, "sandbox": true, "former_address": true, "run": true,
+	"action": true, "waiting": true, "delivery": true, "suppression": true, "event": true, "event_number": true, "credential": true, "sandbox": true, "former_address": true, "run": true,
 }
 
 // tables returns the tables that have a column, or all if it is empty.

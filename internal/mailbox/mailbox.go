@@ -99,6 +99,7 @@ type PostOffice struct {
 	shown   ShownFunc          // may be nil
 
 	found   *found // recent findings of the content checks
+	trusted trusted
 	reading *semaphore.Keyed
 
 	maxApart int // a test makes it small
@@ -115,7 +116,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *Post
 	m := &PostOffice{
 		Directory: directory.New(db, directory.Config{Domain: cfg.Domain, ProjectModes: cfg.ProjectModes}),
 		Keys:      keyring.New(db, cfg.Scrub),
-		log:       log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), scrub: cfg.Scrub, found: newFound(), reading: semaphore.New(maxReading, maxReadingEach),
+		log:       log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), scrub: cfg.Scrub, found: newFound(), trusted: trusted{by: map[string]bool{}}, reading: semaphore.New(maxReading, maxReadingEach),
 		maxApart: maxApart,
 	}
 	m.Quotas = quota.New(db, m.Directory, m.Keys, cfg.InboxLimits, cfg.ProjectLimits)

@@ -55,7 +55,7 @@ func (f *fixture) decide(t *testing.T, who auth.Principal, id string, approve bo
 	if err != nil {
 		t.Fatal(err)
 	}
-	return f.gate.Decide(t.Context(), who, oversight.Decision{ID: id, Version: a.Version, Digest: a.Hex(), Approve: approve, Reason: "because"})
+	return f.gate.Decide(t.Context(), who, oversight.Decision{ID: id, Version: a.Version, Digest: a.Hex(), Approve: approve, Reason: "because", Seen: a.Grave()})
 }
 
 // TestRaise is an agent that tries every road to a looser mode, on a server

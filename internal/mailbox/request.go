@@ -19,22 +19,27 @@ import (
 
 // about returns what can be said of an envelope without the database: all of
 // [policy.Request] that takes time, so that no transaction waits for it.
-func (m *PostOffice) about(who auth.Principal, b directory.Inbox, via string, env mail.Envelope) (policy.Request, error) {
+func (m *PostOffice) about(who auth.Principal, b directory.Inbox, via string, env mail.Envelope) (policy.Request, clues, error) {
 	p, err := mail.Parse(env.Raw)
 	if err != nil {
-		return policy.Request{}, fmt.Errorf("read what is proposed: %v", err) //nolint:errorlint // we composed or checked it
+		return policy.Request{}, clues{}, fmt.Errorf("read what is proposed: %v", err) //nolint:errorlint // we composed or checked it
 	}
 	r := policy.Request{Kind: SendKind, Inbox: b.Address, Via: via, To: lowered(env.To), Size: int64(len(env.Raw))}
 	for _, f := range p.Attachments {
 		r.Files = append(r.Files, policy.Attachment{Name: f.Name, Type: mediaType(f.ContentType), Size: int64(len(f.Data))})
 	}
-	for _, f := range m.leaks(p, env.Raw).Flags {
+	found := m.leaks(p, env.Raw)
+	for _, f := range found.Flags {
 		r.Flags = append(r.Flags, string(f))
+	}
+	c, err := m.look(&r, p, env, found)
+	if err != nil {
+		return policy.Request{}, clues{}, err
 	}
 	if who.Kind == auth.Sandbox {
 		r.Sandbox, r.Template = who.ID, who.Template
 	}
-	return r, nil
+	return r, c, nil
 }
 
 // mediaType returns a content type without its parameters, as rules name it.
@@ -82,7 +87,7 @@ func (x sendExecutor) Refresh(ctx context.Context, tx *store.Tx, a oversight.Act
 		if err != nil {
 			return policy.Request{}, fmt.Errorf("refresh action %s: %w", a.ID, err)
 		}
-		if r, err = x.m.about(auth.Principal{}, b, a.Via, env); err != nil {
+		if r, _, err = x.m.about(auth.Principal{}, b, a.Via, env); err != nil {
 			return policy.Request{}, err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -116,7 +117,7 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b director
 	if err != nil {
 		return Proposed{}, fmt.Errorf("read what is proposed: %v", err) //nolint:errorlint // we composed or checked it
 	}
-	request, err := m.about(who, b, how.Via, env)
+	request, c, err := m.about(who, b, how.Via, env)
 	if err != nil {
 		return Proposed{}, err
 	}
@@ -124,7 +125,7 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b director
 		return Proposed{}, err
 	}
 	how.Payload = payload
-	return m.enter(ctx, who, b, sending{request, doubts, content, int64(len(env.To)), int64(len(env.Raw))}, how)
+	return m.enter(ctx, who, b, sending{request, doubts, content, int64(len(env.To)), int64(len(env.Raw)), c}, how)
 }
 
 // A sending is what is known of mail without the database.
@@ -134,6 +135,7 @@ type sending struct {
 	content    [sha256.Size]byte // equal for equal mails to the same recipients
 	recipients int64
 	size       int64 // bytes
+	clues      clues
 }
 
 // enter makes the action of a sending whose payload is in how.
@@ -160,6 +162,10 @@ func (m *PostOffice) enter(ctx context.Context, who auth.Principal, b directory.
 		}
 		p.Request = request
 		if err := m.weigh(ctx, tx, b, &p.Request); err != nil {
+			return err
+		}
+		p.Request.Findings = slices.Clone(request.Findings) // the transaction may run twice
+		if err := m.strange(ctx, tx, b, &p.Request, what.clues); err != nil {
 			return err
 		}
 		if b.Mode == policy.Monitored && p.Request.Mode != b.Mode {

@@ -1,6 +1,7 @@
 package oversight
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,7 +47,10 @@ func flagged(r *policy.Request) {
 	if len(r.Findings) == 0 {
 		return
 	}
+	r.Findings = slices.Clone(r.Findings)
 	var out []policy.Finding
+	// The kinds made for reviewers come first, so that harmless findings crowd none out.
+	slices.SortStableFunc(r.Findings, func(a, b policy.Finding) int { return cmp.Compare(order(a.Kind), order(b.Kind)) })
 	for _, f := range r.Findings {
 		// One line each: the record joins the IDs by line breaks.
 		f.ID, f.Subject, f.Title, f.Text = oneLine(f.ID), oneLine(f.Subject), oneLine(f.Title), cut(f.Text, maxFindingText)
@@ -55,11 +59,21 @@ func flagged(r *policy.Request) {
 			continue
 		}
 		if len(out) == maxActionFindings {
+			// The attack: so many findings that the grave one is not among those that are kept.
+			out = append(out, policy.Finding{ID: policy.FindMore, Kind: policy.FindMore, Title: "There is more to look at than is listed here: read all of it"})
 			break
 		}
 		out = append(out, f)
 	}
 	r.Findings = out
+}
+
+// order returns where a kind of finding stands among the others.
+func order(kind string) int {
+	if i := slices.Index(policy.FindingKinds(), kind); i >= 0 {
+		return i
+	}
+	return -1 // that there are more findings
 }
 
 // oneLine returns s on one line, bounded.
@@ -125,6 +139,8 @@ func tick(f policy.Finding) string {
 		return f.Subject + " should get this without the other recipients seeing it"
 	case policy.FindAccount:
 		return "I have checked the bank account by another way than this mail"
+	case policy.FindMore:
+		return "I have read all of it"
 	case policy.FindSecret:
 		return "The secret is meant for these recipients"
 	}
@@ -170,6 +186,7 @@ type Finder interface {
 // The attack: a row without its findings, so that no tick is needed any more.
 func (g *Gate) refind(ctx context.Context, tx *store.Tx, a Action, kinds []string) []policy.Finding {
 	r := a.Request
+	r.Findings = slices.Clone(r.Findings)
 	if f, ok := g.exec[a.Kind].(Finder); ok {
 		found, err := f.Find(a)
 		if err != nil {

@@ -25,6 +25,7 @@ const (
 	FindHidden    = "hidden_recipient" // a Bcc outside
 	FindAccount   = "second_account"   // a bank account that differs from the others, or from earlier ones
 	FindSecret    = "secret"           // what the search for secrets found
+	FindMore      = "more_findings"    // there are more findings than can be listed; grave wherever any kind is
 )
 
 // A findingKind is a kind of finding and what it means.
@@ -94,7 +95,7 @@ func (d *Document) graveIn(r Request) (out []string) {
 	}
 	grave := d.Grave()
 	for _, f := range r.Findings {
-		if slices.Contains(grave, f.Kind) && !slices.Contains(out, f.Kind) {
+		if (slices.Contains(grave, f.Kind) || f.Kind == FindMore && len(grave) > 0) && !slices.Contains(out, f.Kind) {
 			out = append(out, f.Kind)
 		}
 	}

@@ -1,0 +1,248 @@
+package mailbox
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+
+	"postern/internal/directory"
+	"postern/internal/domain"
+	"postern/internal/leak"
+	"postern/internal/mail"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/seal"
+	"postern/internal/store"
+)
+
+// clues are what a mail has that a reviewer should look at closely, as far as it is
+// known without the database.
+type clues struct {
+	hidden   []string // recipients in no header, as a reviewer is shown them
+	accounts []leak.Account
+}
+
+// maxEach is how many findings of one kind are listed one by one. The attack: a hundred
+// hidden recipients, so that the reviewer ticks without reading.
+const maxEach = 8
+
+// look adds to r what the checks of a message's content found, and returns what the
+// database must complete.
+func (m *PostOffice) look(r *policy.Request, p mail.Message, env mail.Envelope, found leak.Report) (c clues, err error) {
+	if c.hidden, err = env.Hidden(); err != nil {
+		return c, fmt.Errorf("read what is proposed: %v", err) //nolint:errorlint // it was parsed before
+	}
+	c.accounts = found.Accounts
+	r.Subject = cmp.Or(r.Subject, leak.Redact(p.Subject))
+	for _, w := range moneyWords(p.Subject + "\n" + p.Text) {
+		if !slices.Contains(r.Money, w) {
+			r.Money = append(r.Money, w)
+		}
+	}
+	if len(found.Accounts) > 0 && !slices.Contains(r.Money, "bank account") {
+		r.Money = append(r.Money, "bank account")
+	}
+	r.Findings = append(r.Findings, secretsFound(found)...)
+	r.Findings = append(r.Findings, oddAccounts(found.Accounts)...)
+	return c, nil
+}
+
+// secretsFound returns one finding for each rule that found a secret.
+func secretsFound(found leak.Report) (out []policy.Finding) {
+	for _, f := range found.Findings {
+		if f.Flag != leak.FlagSecret && f.Flag != leak.FlagPrivateKey {
+			continue
+		}
+		id := policy.FindSecret + ":" + f.Rule + " in " + f.Where
+		if len(out) == maxEach {
+			break
+		}
+		out = append(out, policy.Finding{ID: id, Kind: policy.FindSecret, Subject: f.Where, Title: "It contains a secret: " + strings.ReplaceAll(f.Rule, "_", " ") + " in " + f.Where, Text: f.String()})
+	}
+	return out
+}
+
+// account returns an account's number in short: the country and how it ends. It is the
+// subject of findings, which are on the record.
+func account(number string) string { return number[:2] + "…" + number[len(number)-4:] }
+
+// oddAccounts returns findings about accounts that differ from the others: of two, both
+// where none is named more often; of more, those that are named less often than the one
+// that is named most. A list in which each is named once, such as of salaries, has none.
+func oddAccounts(list []leak.Account) (out []policy.Finding) {
+	if len(list) < 2 {
+		return nil
+	}
+	most, least := list[0], list[0]
+	for _, a := range list[1:] {
+		if a.Count > most.Count {
+			most = a
+		}
+		if a.Count < least.Count {
+			least = a
+		}
+	}
+	if most.Count == least.Count && len(list) > 2 {
+		return nil
+	}
+	for _, a := range list {
+		if a.Number == most.Number || len(out) == maxEach {
+			continue
+		}
+		out = append(out, policy.Finding{
+			ID: policy.FindAccount + ":" + account(a.Number), Kind: policy.FindAccount, Subject: account(a.Number),
+			Title: "It names a second bank account: " + account(a.Number) + " in " + a.Where + " is not " + account(most.Number) + " in " + most.Where,
+			Text:  fmt.Sprintf("%s is named %d times, %s %d times.", grouped(a.Number), a.Count, grouped(most.Number), most.Count),
+		})
+	}
+	return out
+}
+
+// grouped returns an IBAN in groups of four, as people read it.
+func grouped(number string) string {
+	var b strings.Builder
+	for i, c := range number {
+		if i > 0 && i%4 == 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteRune(c)
+	}
+	return b.String()
+}
+
+// strange completes the findings of r by what the database knows, as part of tx: domains
+// that look like known ones, hidden recipients outside, accounts that are new here.
+func (m *PostOffice) strange(ctx context.Context, tx *store.Tx, b directory.Inbox, r *policy.Request, c clues) error {
+	own, err := m.ownDomains(ctx, tx, b.Project)
+	if err != nil {
+		return err
+	}
+	r.Findings = append(r.Findings, hiddenOutside(c.hidden, own)...)
+	alike, err := m.lookalikes(ctx, tx, b, r, own)
+	if err != nil {
+		return err
+	}
+	// Names first: they are read first.
+	r.Findings = append(alike, r.Findings...)
+	fresh, err := m.newAccounts(ctx, tx, b.ID, r, c.accounts)
+	r.Findings = append(r.Findings, fresh...)
+	return err
+}
+
+// ownDomains returns the domains of this server and of the project.
+func (m *PostOffice) ownDomains(ctx context.Context, tx *store.Tx, project string) ([]string, error) {
+	list, err := tx.Strings(ctx, `select name from mail_domain where project_id = $1 and state <> 'pending'`, project)
+	if err != nil {
+		return nil, fmt.Errorf("read domains: %w", err)
+	}
+	return append(list, m.cfg.Domain), nil
+}
+
+// inside reports whether an address is in one of the domains, or below it.
+func inside(address string, domains []string) bool {
+	host := hostOf(address)
+	return host != "" && slices.ContainsFunc(domains, func(d string) bool { return d != "" && (host == d || strings.HasSuffix(host, "."+d)) })
+}
+
+// hostOf returns the domain of an address in ASCII and lower case, or as it is.
+func hostOf(address string) string {
+	host := address[strings.LastIndexByte(address, '@')+1:]
+	if name, err := domain.ASCII(host); err == nil {
+		return name
+	}
+	return strings.ToLower(host)
+}
+
+// hiddenOutside returns findings about hidden recipients outside of the domains.
+func hiddenOutside(hidden, own []string) (out []policy.Finding) {
+	hidden = slices.DeleteFunc(slices.Clone(hidden), func(a string) bool { return inside(a, own) })
+	for i, a := range hidden {
+		if i == maxEach-1 && len(hidden) > maxEach {
+			out = append(out, policy.Finding{
+				ID: fmt.Sprintf("%s:%d more", policy.FindHidden, len(hidden)-i), Kind: policy.FindHidden, Subject: fmt.Sprintf("%d more hidden recipients", len(hidden)-i),
+				Title: fmt.Sprintf("%d more recipients get it hidden from the others", len(hidden)-i), Text: strings.Join(hidden[i:], ", "),
+			})
+			return out
+		}
+		out = append(out, policy.Finding{
+			ID: policy.FindHidden + ":" + a, Kind: policy.FindHidden, Subject: a, Title: a + " gets it hidden from the other recipients", Text: "The address is in Bcc, and belongs to somebody outside.",
+		})
+	}
+	return out
+}
+
+// newAccounts sets the accounts of r, and returns findings about those that the inbox's
+// earlier mail did not name, where that named any. The attack: an instruction in a mail
+// has the agent put another account into an invoice.
+func (m *PostOffice) newAccounts(ctx context.Context, tx *store.Tx, inbox string, r *policy.Request, list []leak.Account) (out []policy.Finding, err error) {
+	r.Accounts = nil
+	if len(list) == 0 {
+		return nil, nil
+	}
+	known, err := tx.Strings(ctx, `select hash from known_account where inbox_id = $1 limit 1000`, inbox)
+	if err != nil {
+		return nil, fmt.Errorf("read known accounts: %w", err)
+	}
+	for _, a := range list {
+		hash := m.accountHash(inbox, a.Number)
+		r.Accounts = append(r.Accounts, hash)
+		id := policy.FindAccount + ":" + account(a.Number)
+		if len(known) == 0 || slices.Contains(known, hash) || len(out) == maxEach || slices.ContainsFunc(r.Findings, func(f policy.Finding) bool { return f.ID == id }) {
+			continue
+		}
+		out = append(out, policy.Finding{
+			ID: id, Kind: policy.FindAccount, Subject: account(a.Number), Title: "It names a bank account that no earlier mail of this inbox named: " + account(a.Number) + " in " + a.Where,
+			Text: grouped(a.Number),
+		})
+	}
+	return out, nil
+}
+
+// accountHash returns the keyed hash under which an account is known to an inbox. The
+// database alone does not tell which accounts an inbox named.
+func (m *PostOffice) accountHash(inbox, number string) string {
+	return hex.EncodeToString(seal.Hash(m.cfg.Secret, inbox, "postern bank account v1", number)[:16])
+}
+
+// Find implements [oversight.Finder]: without the database, from the payload alone.
+func (x sendExecutor) Find(a oversight.Action) ([]policy.Finding, error) {
+	if ByRequest(a.Payload) {
+		return nil, nil
+	}
+	env, err := mail.ParsePayload(a.Payload)
+	if err != nil {
+		return nil, fmt.Errorf("look for findings in action %s: %w", a.ID, err)
+	}
+	p, err := mail.Parse(env.Raw)
+	if err != nil {
+		return nil, fmt.Errorf("look for findings in action %s: %w", a.ID, err)
+	}
+	var r policy.Request
+	c, err := x.m.look(&r, p, env, x.m.leaks(p, env.Raw))
+	if err != nil {
+		return nil, err
+	}
+	return append(r.Findings, hiddenOutside(c.hidden, []string{x.m.cfg.Domain})...), nil
+}
+
+// moneyWords returns the words about money in a text, each once: what an attacker wants
+// paid is written with one of them.
+func moneyWords(text string) (out []string) {
+	const most = 64 << 10
+	if len(text) > most {
+		text = text[:most]
+	}
+	text = strings.ToLower(text)
+	for _, w := range [...]string{
+		"invoice", "payment", "bank transfer", "wire transfer", "iban", "remittance", "refund", "payroll", "salary", "gift card", "purchase order", "bitcoin", "account number",
+		"rechnung", "überweisung", "zahlung", "bankverbindung", "kontonummer", "gehalt", "facture", "virement", "factura", "transferencia", "fattura", "bonifico",
+	} {
+		if len(out) < 3 && strings.Contains(text, w) {
+			out = append(out, w)
+		}
+	}
+	return out
+}
