@@ -34,6 +34,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g.Go(func() error { return d.sequencer.Run(ctx) })
 	g.Go(func() error { return d.record.Run(ctx) })
 	g.Go(func() error { return d.sinks.Run(ctx) })
+	g.Go(func() error { return d.console.Run(ctx) })
 	if d.conf.KeepActions > 0 {
 		g.Go(func() error { return d.gate.RunRetention(ctx, d.conf.KeepActions) })
 	}

@@ -147,7 +147,7 @@ func pathAction(r *http.Request) (string, error) {
 type actionPage struct {
 	*review
 	approvals
-	Attached   []attachment        // View.Files with their previews
+	Attached   []attachment // View.Files with their previews
 	Pane       *pane
 	Agent      string              // who asks, by name
 	Look       kindLook            // how the kind is presented

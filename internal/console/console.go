@@ -88,6 +88,11 @@ type Config struct {
 	OAuth *oauth.Server
 	// RecordKeys returns their public keys; nil means that there are none.
 	RecordKeys func(context.Context) ([]audit.Key, error)
+	// Data is the data directory, whose size the disk's page shows; empty means that it is
+	// not measured. [Server.Run] measures it.
+	Data string
+	// KeepPaused is how long a paused sandbox is kept; 0 means for ever.
+	KeepPaused time.Duration
 }
 
 // maxForm bounds the body of a request, in bytes.
@@ -104,6 +109,7 @@ type Server struct {
 	conf    Config
 	// verifying has capacity 1: reading the whole audit log is expensive.
 	verifying chan struct{}
+	disk      *diskMeter
 	drawing   chan struct{} // has capacity 2: a picture takes up to 200 MB while it is drawn
 	closed    chan struct{} // by Close
 	closing   sync.Once
@@ -123,7 +129,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, fleet *sandbox.Fl
 	}
 	return &Server{
 		log: log, db: db, gate: gate, fleet: fleet, post: post, domains: domains, conf: conf,
-		verifying: make(chan struct{}, 1), drawing: make(chan struct{}, 2), closed: make(chan struct{}), briefs: map[string]brief{},
+		verifying: make(chan struct{}, 1), disk: newDiskMeter(conf.Data), drawing: make(chan struct{}, 2), closed: make(chan struct{}), briefs: map[string]brief{},
 		pulses: map[string]pulse{}, live: map[string]int{},
 	}
 }
@@ -166,6 +172,8 @@ type route struct {
 // serves. HEAD is served as GET.
 func (s *Server) table() []route {
 	return slices.Concat(
+		overviewHandlers{reviews{s}}.routes(),
+		diskHandlers{s}.routes(),
 		queueHandlers{reviews{s}}.routes(),
 		liveHandlers{s}.routes(),
 		batchHandlers{reviews{s}}.routes(),

@@ -3,6 +3,7 @@ package console
 import (
 	"regexp"
 	"strings"
+	"time"
 
 	"postern/internal/audit"
 )
@@ -84,4 +85,10 @@ func SayingOf(v audit.Verb) (fields []string, ok bool) {
 		}
 	}
 	return fields, ok
+}
+
+// UntilFull estimates from two samples.
+func UntilFull(grown, free int64, over time.Duration) (full, since time.Duration) {
+	now := time.Now()
+	return untilFull([]diskSample{{now, 1000}, {now.Add(over), 1000 + grown}}, free)
 }

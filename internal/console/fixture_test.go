@@ -273,7 +273,7 @@ func setupAt(t *testing.T, l net.Listener) *fixture {
 	}
 	f.runs = &ledger{}
 	f.oauth = oauth.New(log, f.db, f.post, oauth.Config{})
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Mailboxes: f.mailboxes})
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Mailboxes: f.mailboxes, Data: f.data()})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: time.Minute}}
 	s.Start()

@@ -84,6 +84,7 @@ var least = map[string]auth.Role{
 	"/console/stepup/passkey/ask":               auth.Viewer,
 	"/console/switches":                         auth.Reviewer,
 	"/console/switches/{id}/off":                auth.Owner,
+	"/console/disk/measure":                     auth.Owner,
 	"/console/permits/{id}/end":                 auth.Reviewer,
 	"/console/actions/{id}/narrow":              auth.Reviewer,
 	"/console/inboxes/codes/{id}/withdraw":      auth.Owner,

@@ -26,7 +26,6 @@ type queueHandlers struct{ reviews }
 
 func (s queueHandlers) routes() []route {
 	return []route{
-		{"GET", "/console/{$}", views, s.queue},
 		{"GET", "/console/review", views, s.queue},
 		{"GET", "/console/decided", views, s.decided},
 	}

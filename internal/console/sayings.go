@@ -143,6 +143,13 @@ var sayings = map[audit.Verb]saying{
 	audit.NotifyUnlink:  {"person", "{who} unlinked a chat[ by {channel}].", "access", "accent"},
 	audit.NotifyTest:    {"person", "{who} sent a test notice[ by {channel}].", "", ""},
 
+	audit.NotifyRoom:         {"person", "{who} set up a room for notices[, {q:name}][ at {kind}].", "access", "accent"},
+	audit.NotifyRoomRemove:   {"person", "{who} removed a room for notices[, {q:name}].", "access", "accent"},
+	audit.NotifyDevice:       {"person", "{who} lets a browser show notices[, {q:name}].", "access", ""},
+	audit.NotifyDeviceRemove: {"person", "{who} took a browser off notices.", "access", ""},
+	audit.NotifySettings:     {"person", "{who} changed how notices are sent[: {settings}].", "", ""},
+	audit.NotifyEscalate:     {"clock", "Nobody had decided about {action}, so others were told[: {to}].", "look", "warn"},
+
 	audit.PermitGrant: {"policy", "{who} granted a permit[ for requests to {b:hosts}][ for the secret {b:secret}][ for {sandbox:sandbox}], until {time:until}[, as {as:decider} decided].", "approved", "accent"},
 	audit.PermitEnd:   {"policy", "{who} ended what was allowed[: requests to {b:hosts}][, the secret {b:secret}].", "ended", "accent"},
 

@@ -1,0 +1,416 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/oversight"
+	"postern/internal/policy"
+	"postern/internal/sandbox"
+	"postern/internal/store"
+)
+
+// Rows of each list of the overview. Everything else is one link away.
+const (
+	overviewWaits  = 6
+	overviewRuns   = 6
+	overviewFailed = 5
+)
+
+// A waitingRow is an action that waits, as the overview shows it.
+type waitingRow struct {
+	ID      string
+	Symbol  string
+	To      []part // to whom or to what
+	What    string
+	Agent   string // a principal
+	Reasons []string
+	Grave   bool
+	Created time.Time
+	Expires time.Time // zero: never
+}
+
+// A healthRow is one check of the server's health.
+type healthRow struct {
+	Tone string // good, warn, bad, or empty: not known
+	Text string
+	Hint string
+	Said string // beside it
+	Link string // what to do, or empty
+	Do   string // its text
+}
+
+// Symbol returns the symbol of the check.
+func (h healthRow) Symbol() string {
+	switch h.Tone {
+	case "good":
+		return "check"
+	case "warn":
+		return "warn"
+	case "bad":
+		return "x"
+	}
+	return "minus"
+}
+
+// A step is one of the first steps.
+type step struct {
+	Title, Text, Code string
+	Link, Do          string // of its button
+	Done, Now         bool
+}
+
+// An overviewPage says how things stand.
+type overviewPage struct {
+	Waits   []waitingRow
+	Waiting int
+	Grave   int
+	Soon    int
+	Oldest  time.Time // since when the one that waits longest does; zero: nothing waits
+
+	Runs    []sandbox.Info
+	Running int
+	Paused  int
+
+	Failed  []told
+	Fails   int
+	Capped  bool // there are more than Fails
+	Unknown int
+
+	Left  leftToday
+	Disk  diskState
+	Shown bool // Disk may be shown
+
+	Health []healthRow
+	Steps  []step
+	Empty  bool // nothing waits, runs or has left yet, ever
+}
+
+// ToLook returns how many checks are not well.
+func (p overviewPage) ToLook() (n int) {
+	for _, h := range p.Health {
+		if h.Tone == "warn" || h.Tone == "bad" {
+			n++
+		}
+	}
+	return n
+}
+
+// StepsDone returns how many of the first steps are done.
+func (p overviewPage) StepsDone() (n int) {
+	for _, s := range p.Steps {
+		if s.Done {
+			n++
+		}
+	}
+	return n
+}
+
+// overviewHandlers serve the first page.
+type overviewHandlers struct{ reviews }
+
+func (s overviewHandlers) routes() []route {
+	return []route{{"GET", "/console/{$}", views, s.overview}}
+}
+
+func (s overviewHandlers) overview(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	ctx := r.Context()
+	var v overviewPage
+	mark, err := s.watched(ctx, who, "queue")
+	if err != nil {
+		return err
+	}
+	if err := s.waits(ctx, who, &v); err != nil {
+		return err
+	}
+	if err := s.runs(ctx, who, &v); err != nil {
+		return err
+	}
+	today := time.Now().UTC().Truncate(24 * time.Hour)
+	err = audit.View(ctx, s.db, func(tx *store.Tx) error {
+		if err := failedSince(ctx, tx, who.Project, today, &v); err != nil {
+			return err
+		}
+		if v.Left, err = leftSince(ctx, tx, who.Project, today); err != nil {
+			return err
+		}
+		if v.Health, err = s.health(ctx, tx, who); err != nil {
+			return err
+		}
+		v.Steps, err = s.firstSteps(ctx, tx, r, who)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if v.Shown, err = s.seesMachine(ctx, who); err != nil {
+		return err
+	}
+	v.Disk = s.diskState()
+	v.Empty = v.Waiting+v.Running+v.Paused+v.Left.Total == 0
+	return s.render(w, http.StatusOK, page{Name: "overview", Title: "Overview", Who: who, Here: "overview", Watch: "queue", Mark: mark, Refresh: 60, Body: v})
+}
+
+// kindSymbols are the symbols of kinds of actions.
+var kindSymbols = map[policy.Kind]string{
+	policy.KindSend: "mail", policy.KindReceive: "mail", policy.KindConnect: "globe", policy.KindRequest: "request", policy.KindSecret: "lock",
+	policy.KindRun: "run", policy.KindExport: "file", policy.KindExec: "term", policy.KindPermit: "policy", policy.KindMode: "policy",
+	policy.KindAllow: "policy", policy.KindChange: "policy", policy.KindTool: "box", policy.KindWebhook: "globe",
+}
+
+// waits fills in what waits, the most urgent first.
+func (s overviewHandlers) waits(ctx context.Context, who auth.Principal, v *overviewPage) error {
+	q, err := s.gate.Queue(ctx, who, oversight.QueueQuery{Order: oversight.ByRisk, Limit: overviewWaits})
+	if err != nil {
+		return err
+	}
+	v.Waiting, v.Grave, v.Soon = q.Waiting, q.Grave, q.Soon
+	for _, a := range q.Items {
+		row := waitingRow{
+			ID: a.ID, Symbol: or(kindSymbols[a.Kind], "send"), To: whereto(a.Request), What: or(a.Request.Subject, a.Kind.Title()),
+			Agent: a.Proposer, Reasons: a.Reasons[:min(len(a.Reasons), 2)], Grave: len(a.Grave()) > 0, Created: a.Created, Expires: a.Expires,
+		}
+		if a.Inbox != "" {
+			row.Agent = "inbox:" + a.Inbox
+		}
+		if len(row.To) > 1 {
+			row.To = row.To[1:] // without "to"
+		}
+		if n := len(a.Request.To); n > 1 {
+			row.To = []part{{Text: a.Request.To[0]}, {Text: fmt.Sprintf(" and %d more", n-1)}}
+		}
+		v.Waits = append(v.Waits, row)
+	}
+	if v.Waiting == 0 {
+		return nil
+	}
+	oldest, err := s.gate.Queue(ctx, who, oversight.QueueQuery{Order: oversight.ByAge, Limit: 1})
+	if err == nil && len(oldest.Items) > 0 {
+		v.Oldest = oldest.Items[0].Created
+	}
+	return err
+}
+
+// runs fills in what runs.
+func (s overviewHandlers) runs(ctx context.Context, who auth.Principal, v *overviewPage) error {
+	all, err := s.fleet.List(ctx, who, false)
+	if err != nil {
+		return err
+	}
+	for _, i := range all {
+		if i.State == sandbox.Paused {
+			v.Paused++
+		} else {
+			v.Running++
+		}
+	}
+	slices.SortStableFunc(all, func(a, b sandbox.Info) int {
+		switch paused := a.State == sandbox.Paused; {
+		case paused == (b.State == sandbox.Paused):
+			return 0
+		case paused:
+			return 1
+		}
+		return -1
+	})
+	v.Runs = all[:min(len(all), overviewRuns)]
+	return nil
+}
+
+// failures are the verbs of what failed.
+var failures = []audit.Verb{
+	audit.ActionFailed, audit.ActionUnknown, audit.ActionTampered, audit.SandboxFailed, audit.SandboxLost, audit.SandboxPauseFailed, audit.SandboxResumeFailed,
+	audit.RunRefuse, audit.TemplateBuildFailed, audit.NotifyFailed, audit.MailboxRefused, audit.DomainDegrade, audit.DomainLose, audit.SendingSuspend, audit.SecretMisdirected,
+}
+
+// maxFails bounds what the overview counts.
+const maxFails = 500
+
+// failedSince fills in what failed since then.
+func failedSince(ctx context.Context, tx *store.Tx, project string, since time.Time, v *overviewPage) error {
+	q := audit.Query{Project: project, Verbs: failures, Since: since, Limit: maxFails + 1}
+	if err := bound(ctx, tx, &q); err != nil {
+		return err
+	}
+	entries, err := audit.List(ctx, tx, q)
+	if err != nil {
+		return err
+	}
+	if len(entries) > maxFails {
+		v.Capped, entries = true, entries[:maxFails]
+	}
+	v.Fails = len(entries)
+	for _, e := range entries {
+		if e.Verb == audit.ActionUnknown {
+			v.Unknown++
+		}
+	}
+	v.Failed, err = tell(ctx, tx, project, entries[:min(len(entries), overviewFailed)])
+	return err
+}
+
+// A leftToday is what left since midnight, by hour.
+type leftToday struct {
+	Policy, Person [24]int // what policy and what a person allowed
+	Total          int
+	ByPerson       int
+}
+
+// Chart returns the drawing of it.
+func (l leftToday) Chart() barChart {
+	most, at := 0, 0
+	for h := range 24 {
+		if n := l.Policy[h] + l.Person[h]; n > most {
+			most, at = n, h
+		}
+	}
+	label := "Nothing left today."
+	if l.Total > 0 {
+		label = fmt.Sprintf("What left today by hour: %s in all, most at %02d:00 with %s; %s by persons", thousands(int64(l.Total)), at, thousands(int64(most)), thousands(int64(l.ByPerson)))
+	}
+	return newBarChart(label, l.Policy[:], l.Person[:])
+}
+
+// leftSince counts what left since midnight: mails and other actions that were carried
+// out, connections, and requests.
+func leftSince(ctx context.Context, tx *store.Tx, project string, since time.Time) (l leftToday, err error) {
+	after, err := audit.Position(ctx, tx, since)
+	if err != nil {
+		return l, err
+	}
+	type row struct{ hour, all, person int }
+	// A connection that a person allowed names the action in its detail.
+	rows, err := store.List(ctx, tx, func(scan func(...any) error) (r row, err error) { return r, scan(&r.hour, &r.all, &r.person) },
+		`select (at - $2) / 3600000000, count(*), sum(case when detail like '%"action":"act_%' then 1 else 0 end) from audit_entry
+			where seq > $3 and project_id = $1 and at >= $2 and verb in ($4, $5) group by 1`,
+		project, store.Time(since), after, audit.EgressConnected, audit.EgressRequest)
+	if err != nil {
+		return l, fmt.Errorf("count connections: %w", err)
+	}
+	done, err := store.List(ctx, tx, func(scan func(...any) error) (r row, err error) { return r, scan(&r.hour, &r.all, &r.person) },
+		`select (e.at - $2) / 3600000000, count(*), sum(case when a.decider like 'person:%' then 1 else 0 end) from audit_entry e join action a on a.id = e.object
+			where e.seq > $3 and e.project_id = $1 and e.at >= $2 and e.verb = $4 and a.kind = $5 group by 1`,
+		project, store.Time(since), after, audit.ActionDone, policy.KindSend)
+	if err != nil {
+		return l, fmt.Errorf("count actions: %w", err)
+	}
+	for _, r := range append(rows, done...) {
+		if r.hour < 0 || r.hour > 23 { // a clock was set
+			continue
+		}
+		l.Policy[r.hour] += r.all - r.person
+		l.Person[r.hour] += r.person
+		l.Total += r.all
+		l.ByPerson += r.person
+	}
+	return l, nil
+}
+
+// health returns the checks of the server's health that a member of the project may see.
+func (s overviewHandlers) health(ctx context.Context, tx *store.Tx, who auth.Principal) (out []healthRow, err error) {
+	k, err := auditHandlers{s.Server}.kept(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case k.Failed != "" || k.Wait != "":
+		out = append(out, healthRow{"bad", "The record has a problem", or(k.Failed, k.Wait), "", "/console/audit", "Look"})
+	case k.Any:
+		out = append(out, healthRow{"good", "Record, checkpoint signed", "", ago(time.Since(k.Newest.At)), "", ""})
+	default:
+		out = append(out, healthRow{"", "No checkpoint is signed yet", "", "", "/console/audit", "Record"})
+	}
+	on, err := s.gate.SwitchesOf(ctx, tx, who.Project)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(on); n > 0 {
+		out = append(out, healthRow{"warn", count(n, "kill switch is on", "kill switches are on"), on[0].String(), "", "/console/switches", "Switches"})
+	}
+	recent := func(verb audit.Verb) (at time.Time, err error) {
+		e, err := audit.List(ctx, tx, audit.Query{Project: who.Project, Verb: string(verb), Limit: 1, After: max(k.Size-50_000, 0)})
+		if err != nil || len(e) == 0 {
+			return at, err
+		}
+		return e[0].At, nil
+	}
+	for _, c := range []struct {
+		verb, bad  audit.Verb
+		well, none string
+		failed     string
+	}{
+		{audit.ActionDone, audit.ActionFailed, "Mail and actions are carried out", "Nothing was carried out yet", "The last action failed"},
+		{audit.MessageReceive, audit.MessageQuarantine, "Mail arrives", "No mail has arrived yet", ""},
+		{audit.SandboxRunning, audit.SandboxFailed, "Sandboxes start", "No sandbox was started yet", "The last sandbox did not start"},
+	} {
+		good, err := recent(c.verb)
+		if err != nil {
+			return nil, err
+		}
+		bad, err := recent(c.bad)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case c.failed != "" && bad.After(good):
+			out = append(out, healthRow{"warn", c.failed, "", ago(time.Since(bad)), "/console/audit?verb=" + string(c.bad), "Look"})
+		case good.IsZero():
+			out = append(out, healthRow{"", c.none, "", "", "", ""})
+		default:
+			out = append(out, healthRow{"good", c.well, "", ago(time.Since(good)), "", ""})
+		}
+	}
+	return out, nil
+}
+
+// firstSteps returns the first steps, each ticked when it really happened.
+func (s overviewHandlers) firstSteps(ctx context.Context, tx *store.Tx, r *http.Request, who auth.Principal) ([]step, error) {
+	exists := func(query string) (bool, error) {
+		var n int
+		err := tx.One(ctx, `select count(*) from (`+query+` limit 1) as t`, []any{who.Project}, &n)
+		return n > 0, err
+	}
+	done := make([]bool, 4)
+	for i, q := range []string{
+		`select id from inbox where project_id = $1`,
+		`select id from sandbox where project_id = $1`,
+		`select id from action where project_id = $1 and decider like 'person:%'`,
+		`select a.id from person a, person b where a.project_id = $1 and b.project_id = $1 and a.id < b.id`,
+	} {
+		var err error
+		if done[i], err = exists(q); err != nil {
+			return nil, fmt.Errorf("look for first steps: %w", err)
+		}
+	}
+	base := "http://" + r.Host
+	if s.conf.Secure {
+		base = "https://" + r.Host
+	}
+	domain := s.post.Directory.Domain()
+	steps := []step{
+		{"Make your account", "Done: you are signed in as " + who.ID + ".", "", "", "", true, false},
+		{"Give an agent an inbox", "It is an address of its own. Every mail that it sends waits for a person.", "postern inbox create helper", "/console/inboxes", "Make an inbox", done[0], false},
+		{
+			"Start a sandbox", "With the project’s key and the E2B SDK.",
+			"export E2B_API_URL=" + base + " E2B_SANDBOX_URL=" + base + "\n\n// in JavaScript\nconst sandbox = await Sandbox.create({\n  metadata: { 'postern.inbox': 'helper@" + domain + "' } })",
+			"", "", done[1], false,
+		},
+		{"Decide on the first mail", "Let the agent write to you. You read the mail under Review, and approve or reject it.", "", "/console/review", "Review", done[2], false},
+		{"Ask a second person in", "So that nobody waits while you are away, and two people can be asked.", "", "/console/people", "Invite", done[3], false},
+	}
+	for i := range steps {
+		if strings.HasPrefix(steps[i].Link, "/console/people") && !who.Manages() {
+			steps[i].Link = "" // only an owner invites
+		}
+	}
+	if i := slices.IndexFunc(steps, func(s step) bool { return !s.Done }); i >= 0 {
+		steps[i].Now = true
+	}
+	return steps, nil
+}
