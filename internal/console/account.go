@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"html/template"
@@ -36,6 +37,7 @@ type accountPage struct {
 	Telegram bool   // a chat can be linked
 	Chat     string // Telegram account of the linked chat; empty if none
 	Linked   time.Time
+	KeysOff  bool // the person has turned the console's keys off
 	Notice   string
 }
 
@@ -51,6 +53,7 @@ func (s accountHandlers) routes() []route {
 		{"GET", "/console/account", views, s.account},
 		{"POST", "/console/account/password", views, s.setPassword},
 		{"POST", "/console/account/reach", views, s.setReach},
+		{"POST", "/console/account/keys", views, s.setKeys},
 		{"POST", "/console/account/app", views, s.beginApp},
 		{"POST", "/console/account/app/confirm", views, s.confirmApp},
 		{"POST", "/console/account/app/remove", views, s.removeApp},
@@ -70,7 +73,7 @@ func (s accountHandlers) account(w http.ResponseWriter, r *http.Request, who aut
 
 func (s accountHandlers) showAccount(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	ctx := r.Context()
-	v := accountPage{Notice: notice, MinBytes: auth.MinPassword, Proved: who.Proved(), Usable: s.site(r).Usable() == nil}
+	v := accountPage{Notice: notice, MinBytes: auth.MinPassword, Proved: who.Proved(), Usable: s.site(r).Usable() == nil, KeysOff: s.keysOff(who)}
 	var err1, err2, err3, err4, err5 error
 	v.Person, err1 = s.conf.People.Me(ctx, who)
 	v.Keys, err2 = s.conf.People.Passkeys(ctx, who)
@@ -121,6 +124,32 @@ func (s accountHandlers) setPassword(w http.ResponseWriter, r *http.Request, who
 
 func (s accountHandlers) setReach(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.changed(w, r, who, s.conf.People.SetEmail(r.Context(), who, who.ID, strings.TrimSpace(r.PostForm.Get("email"))))
+}
+
+// setKeys turns the console's keys on or off for the person. What is neither is refused:
+// a form that was cut short must not change how the page reacts to a keyboard.
+func (s accountHandlers) setKeys(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	keys := r.PostForm.Get("keys")
+	if keys != "on" && keys != "off" {
+		return s.showAccount(w, r, who, http.StatusBadRequest, "Nothing was changed: choose on or off.")
+	}
+	return s.changed(w, r, who, s.conf.People.SetKeys(r.Context(), who, keys == "on"))
+}
+
+// keysOff reports whether the pages of who react to no keys. If it cannot be read, they
+// do not: a key that does nothing harms nobody.
+func (s *Server) keysOff(who auth.Principal) bool {
+	if who.Kind != auth.Person {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	off, err := s.conf.People.KeysOff(ctx, who)
+	if err != nil {
+		s.log.WarnContext(ctx, "read whether keys are off", "err", err)
+		return true
+	}
+	return off
 }
 
 // An appPage shows the secret of an authenticator app that is being set up.

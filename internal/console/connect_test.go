@@ -43,7 +43,7 @@ func with(v url.Values, more ...string) url.Values {
 	return out
 }
 
-var returns = regexp.MustCompile(`<a href="([^"]*)" id="return">`)
+var returns = regexp.MustCompile(`<a class="btn[ a-z]*" href="([^"]*)" id="return">`)
 
 // TestConnect: an owner allows and refuses programs, sees them, and disconnects one.
 func TestConnect(t *testing.T) {

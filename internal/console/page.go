@@ -39,6 +39,7 @@ type page struct {
 	Watch   string         // what the script watches: "queue", or the id of an action; empty means the count alone
 	Mark    string         // how what is watched stands, as [Server.events] would tell it
 	Passkey bool           // its script asks the browser for a passkey
+	KeysOff bool   // who is signed in has turned the console's keys off
 	Body    any
 
 	shape string // of the layout; empty means "page"
@@ -81,6 +82,7 @@ var pages = sync.OnceValue(func() map[string]*template.Template {
 // render answers with a page. It renders the whole page before it sends the
 // status: half a page with status 200 would hide the failure.
 func (s *Server) render(w http.ResponseWriter, status int, p page) error {
+	p.KeysOff = s.keysOff(p.Who)
 	var b bytes.Buffer
 	if err := pages()[p.Name].ExecuteTemplate(&b, "layout.html", p); err != nil {
 		return fmt.Errorf("render %s: %w", p.Name, err)
@@ -103,6 +105,7 @@ var funcs = template.FuncMap{
 	"line":          line,
 	"tag":           tag,
 	"tone":          tone,
+	"exit":          exit,
 	"lines":         lines,
 	"ago":           func(t time.Time) string { return ago(time.Since(t)) },
 	"until":         untilTime,

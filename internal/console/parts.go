@@ -88,3 +88,15 @@ func settingTone(state any) string {
 
 // line makes unseen characters visible and leaves one line.
 func line(s any) string { return mail.Printable(fmt.Sprint(s), 4096) }
+
+// exit returns how a command ended: 0 is good, all else is not, and none means that it
+// has not ended or was not started.
+func exit(code *int) template.HTML {
+	switch {
+	case code == nil:
+		return "–"
+	case *code == 0:
+		return tag("good", 0)
+	}
+	return tag("bad", *code)
+}

@@ -57,6 +57,7 @@ var least = map[string]auth.Role{
 	"/console/inboxes/{id}/settings":            auth.Owner,
 	"/console/keys":                             auth.Owner,
 	"/console/keys/{id}/end":                    auth.Owner,
+	"/console/account/keys":                     auth.Viewer,
 	"/console/people":                           auth.Owner,
 	"/console/people/invitations/{id}/withdraw": auth.Owner,
 	"/console/people/{id}/disable":              auth.Owner,

@@ -61,5 +61,5 @@ func TestPermitPages(t *testing.T) {
 	if got := f.submit(end, url.Values{}); got.status != http.StatusSeeOther {
 		t.Errorf("end: %d", got.status)
 	}
-	contains(t, "ended", f.get("/console/permits").body, "No permit is in force", "<h2>Ended</h2>")
+	contains(t, "ended", f.get("/console/permits").body, "No permit is in force", ">Ended</h2>")
 }

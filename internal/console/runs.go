@@ -89,7 +89,7 @@ func (r listedRun) Standing() string {
 	return r.State
 }
 
-// Tone is how the standing is coloured: good, bad, warn or busy.
+// Tone is how the standing is coloured: good, bad, warn or accent.
 func (r listedRun) Tone() string {
 	switch {
 	case r.State == api.RunEnded && r.Outcome == api.RunSucceeded:
@@ -97,7 +97,7 @@ func (r listedRun) Tone() string {
 	case r.State == api.RunDraft, r.State == api.RunProposed, r.Outcome == api.RunCancelled, r.Outcome == api.RunLost:
 		return "warn"
 	case r.State == api.RunStarting, r.State == api.RunRunning, r.State == api.RunCollecting:
-		return "busy"
+		return "accent"
 	}
 	return "bad" // also what is new to this version
 }

@@ -162,7 +162,7 @@ func TestRunPages(t *testing.T) {
 	contains(t, "page", page,
 		"contract violated", "1 clause was violated", "not verified", "python3 fetch.py --since 2026-11-19", "permission denied", "no sample was taken",
 		"Required but missing", "Decide", "2 of 2 traces are gone", "Download the statement", "140 MiB at most", "it is a program", "personal data")
-	if v, k := strings.Index(page, "clause-violated"), strings.Index(page, "clause-kept"); v < 0 || k < v {
+	if v, k := strings.Index(page, ">violated</span></td>"), strings.Index(page, ">kept</span></td>"); v < 0 || k < v {
 		t.Errorf("a violated clause is at %d, a kept one at %d: want the worst first", v, k)
 	}
 	if strings.Contains(page, "cancel-form") {

@@ -94,7 +94,7 @@ func TestPolicyPages(t *testing.T) {
 	}
 	f.drain()
 	contains(t, "policy page", f.get("/console/policy").body, "Version 1 is active", "# tidy", "tidy")
-	contains(t, "version", f.get("/console/policy/versions/1").body, "# tidy", "<h2>Tests")
+	contains(t, "version", f.get("/console/policy/versions/1").body, "# tidy", ">Tests</h2>")
 	contains(t, "own version", f.get("/console/policy/versions/0").body, "Built-in policy")
 	for path, want := range map[string]int{"/console/policy/versions/7": http.StatusNotFound, "/console/policy/versions/x": http.StatusBadRequest} {
 		if got := f.get(path); got.status != want {

@@ -249,3 +249,41 @@ func TestInvitations(t *testing.T) {
 		f.is("use it when disabled", redeem(link, "vic"), auth.ErrUnauthenticated)
 	})
 }
+
+// TestKeyboard checks that people turn keys off for themselves alone.
+func TestKeyboard(t *testing.T) {
+	each(t, func(f *fixture) {
+		ann, bob := f.join("ann", auth.Owner), f.join("bob", auth.Viewer)
+		off := func(who auth.Principal) bool {
+			t.Helper()
+			is, err := f.people.KeysOff(t.Context(), who)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return is
+		}
+		if off(ann) || off(bob) || off(f.operator) {
+			t.Error("keys are off before anybody turned them off")
+		}
+		if err := f.people.SetKeys(t.Context(), bob, false); err != nil {
+			t.Fatal(err)
+		}
+		if !off(bob) || off(ann) {
+			t.Errorf("off after bob's choice: ann %v, bob %v, want bob alone", off(ann), off(bob))
+		}
+		other := bob // the attacker: somebody of the same name in another project
+		other.Project = "prj_other"
+		if off(other) {
+			t.Error("the choice of one project's person is another's")
+		}
+		if err := f.people.SetKeys(t.Context(), other, true); !errors.Is(err, auth.ErrForbidden) {
+			t.Errorf("keys set from another project: %v, want %v", err, auth.ErrForbidden)
+		}
+		if err := f.people.SetKeys(t.Context(), bob, true); err != nil || off(bob) {
+			t.Errorf("keys turned on again: %v, off %v", err, off(bob))
+		}
+		if err := f.people.SetKeys(t.Context(), f.operator, false); !errors.Is(err, auth.ErrForbidden) {
+			t.Errorf("keys set without an account: %v, want %v", err, auth.ErrForbidden)
+		}
+	})
+}

@@ -25,7 +25,7 @@ async function records(page) {
   return out
 }
 
-const result = (page, title) => page.locator('article.record-card', { hasText: title }).locator('.state').innerText()
+const result = (page, title) => page.locator('article.record-card', { hasText: title }).locator('.top .tag').first().innerText()
 
 async function run() {
   const context = await open()
@@ -48,7 +48,7 @@ async function run() {
   const domain = new URL(page.url()).pathname
   check('adding a domain opens its page', domain.startsWith('/console/domains/dom_'), domain)
   check('the page shows the domain in ASCII and in Unicode', (await page.locator('main').innerText()).includes('xn--bcher-kva.example') && (await page.locator('main').innerText()).includes('bücher.example'))
-  check('a new domain is pending', (await page.locator('.standing .state').innerText()) === 'pending')
+  check('a new domain is pending', (await page.locator('#standing .tag').innerText()) === 'pending')
   const wanted = await records(page)
   check('the page shows the proof, MX, SPF and DMARC records to publish', ['_postern.', '_dmarc.'].every((p) => wanted.some((r) => r.name.startsWith(p))) && wanted.some((r) => r.type === 'MX') && wanted.some((r) => r.value.startsWith('v=spf1')), JSON.stringify(wanted))
   // For the clipboard.
@@ -76,12 +76,12 @@ async function run() {
   }
   await send([wanted[0], { type: 'MX', name: 'xn--bcher-kva.example', value: 'mail.elsewhere.example' }, { type: 'TXT', name: '_dmarc.xn--bcher-kva.example', value: '"><script>alert(1)</script>' }])
   await look()
-  check('a domain with only the proof is degraded', (await page.locator('.standing .state').innerText()) === 'degraded')
+  check('a domain with only the proof is degraded', (await page.locator('#standing .tag').innerText()) === 'degraded')
   check('the page warns that mail goes to other servers', /goes to other servers/.test(await page.locator('main').innerText()))
   await pictures([['domain-degraded', domain]], state)
   await send(wanted)
   await look()
-  check('a domain with all records is verified', (await page.locator('.standing .state').innerText()) === 'verified', await page.locator('main').innerText())
+  check('a domain with all records is verified', (await page.locator('#standing .tag').innerText()) === 'verified', await page.locator('main').innerText())
   await pictures([['domain-verified', domain], ['domains', '/console/domains']], state)
 
   // An inbox in it.
@@ -160,6 +160,8 @@ async function run() {
   check('the settings can be reached with the keyboard', await tabTo(page, 'megabytes') > 0)
 
   await page.getByRole('button', { name: 'Delete inbox' }).click()
+  check('deleting asks again before anything is sent', await page.getByRole('dialog').isVisible())
+  await page.getByRole('button', { name: 'Delete it' }).click()
   check('a deleted inbox can be restored', await page.getByRole('button', { name: 'Restore inbox' }).isVisible())
   await pictures([['inbox-deleted', inbox], ['inboxes-deleted', '/console/inboxes']], state)
   await page.getByRole('button', { name: 'Restore inbox' }).click()

@@ -152,7 +152,7 @@ async function run() {
   await page.getByLabel('reviewer can decide').check()
   await fill(page, { Email: 'rita@example.com' })
   await click(page, 'Create link')
-  const invitation = await page.locator('.notes code.copy').innerText()
+  const invitation = await page.locator('#invitation').innerText()
   check('an invitation link has this console’s address', invitation.startsWith(new URL('/console/setup?token=', base).href), invitation)
   await picture(page, 'invited')
   const rita = await (await open()).newPage()
