@@ -70,7 +70,6 @@ func target(a *oversight.Action) string {
 		if a.Request.HTTP != nil {
 			return a.Request.HTTP.Host
 		}
-		return cmp.Or(d["url"], d["secret"])
 	case policy.KindConnect:
 		if d["port"] == "" {
 			return d["host"]
@@ -98,6 +97,18 @@ func target(a *oversight.Action) string {
 		return a.Request.To[0]
 	}
 	return cmp.Or(a.Request.Inbox, a.Kind.Title())
+}
+
+// leftAs completes "nothing has …" for an action that waits.
+func leftAs(k policy.Kind) string {
+	switch k {
+	case policy.KindRun, policy.KindExec:
+		return "started"
+	case policy.KindMode, policy.KindAllow, policy.KindChange, policy.KindPermit, policy.KindWebhook, policy.KindReceive, policy.KindArchive, policy.KindTrash:
+		return "changed"
+	case policy.KindSend, policy.KindCopy, policy.KindRequest, policy.KindSecret, policy.KindConnect, policy.KindTool, policy.KindExport:
+	}
+	return "left"
 }
 
 // riskOf sorts the queue until the gate does: what content checks found, then first

@@ -98,6 +98,7 @@ func (s *Server) render(w http.ResponseWriter, status int, p page) error {
 var funcs = template.FuncMap{
 	"icon":          icon,
 	"spell":         spell,
+	"effect":        leftAs,
 	"since":         func(t time.Time) string { return span(time.Since(t)) },
 	"day":           func(t time.Time) string { return t.UTC().Format("2 Jan 15:04 UTC") },
 	"hour":          func(t time.Time) string { return t.UTC().Format("15:04 UTC") },

@@ -33,7 +33,7 @@ func TestPreview(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 
-	bob, _ := f.newInbox("purchasing")
+	bob, bobKey := f.newInbox("purchasing")
 	for i := range 3 {
 		r := sandbox.Request{Template: "base", Options: sandbox.Options{Timeout: time.Duration(i+1) * 20 * time.Minute}, Inbox: f.inbox.ID, Metadata: map[string]string{"task": "monthly totals", "postern.inbox": f.inbox.Address}}
 		if i == 1 {
@@ -85,6 +85,27 @@ func TestPreview(t *testing.T) {
 	}
 	send(d)
 
+	d = draft()
+	d.Subject, d.To, d.Cc = "Overdue invoices for October, with list", []string{"accounts@n\u043erdwerft.example"}, []string{"i.lindqvist@nordwerft.example"}
+	d.Text = "Dear Ms Lindqvist,\n\nthank you for your call this morning. As agreed, here is the list of the invoices from October that are still open, 42 in all, together 61,308.45 EUR.\n\nKind regards\nHarbourline Freight, accounts receivable\n"
+	send(d)
+	if f.agent, err = auth.CheckKey(ctx, f.db, bobKey); err != nil {
+		t.Fatal(err)
+	}
+	d = draft()
+	d.Bcc, d.Attachments = nil, nil
+	for i := range 7 {
+		d.Subject = fmt.Sprintf("Order 47%02d: confirmation", i)
+		send(d)
+	}
+	f.requested(policy.KindRequest, order())
+	f.requested(policy.KindSecret, order())
+	if _, err := f.post.RequestMode(ctx, f.agent, "mcp", "", policy.Monitored, "two weeks without a rejection"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.post.AllowList.Request(ctx, f.agent, "mcp", "", "*@partner.example", time.Time{}, "we write to them daily"); err != nil {
+		t.Fatal(err)
+	}
 	go func() { _ = f.gate.Run(ctx) }()
 	f.update(func(tx *store.Tx) (err error) {
 		f.link, err = auth.NewSetup(ctx, tx, f.project.Project)

@@ -24,7 +24,7 @@ async function run() {
   const again = await page.goto(link)
   check('the set-up link works only once', again.status() === 410, again.status())
 
-  await page.goto(new URL('/console/', base).href)
+  await page.goto(new URL('/console/review', base).href)
   await page.getByRole('button', { name: 'Sign out' }).click()
   check('signing out leads to the sign-in page', new URL(page.url()).pathname === '/console/signin', page.url())
   await page.goto(new URL('/console/audit', base).href)
@@ -41,37 +41,36 @@ async function run() {
   check('the session cookie is HttpOnly, SameSite=Strict and limited to /console', cookie?.httpOnly && cookie.sameSite === 'Strict' && cookie.path === '/console', JSON.stringify({ ...cookie, value: '' }))
 
   // The queue, and in it the action to approve.
-  await page.goto(new URL('/console/', base).href)
-  const cards = page.locator('#live > article.card') // those below want another answer
-  const count = await cards.count()
+  await page.goto(new URL('/console/review', base).href)
+  const rows = page.locator('.queue-list section:not([aria-labelledby=unknown]) .row') // the others want another answer
+  const count = await rows.count()
   if (!check('the queue has a pending action', count > 0, 'the queue is empty')) return
-  let card = cards.first()
+  let row = rows.first()
   for (let i = 0; i < count; i++) {
-    const text = await cards.nth(i).innerText()
-    if (/Hidden:/.test(text) && /\d files?,/.test(text)) {
-      card = cards.nth(i)
+    const text = await rows.nth(i).innerText()
+    if (/\d hidden/.test(text) && /\d files?/.test(text)) {
+      row = rows.nth(i)
       break
     }
   }
-  const [to, title] = [await card.locator('.to').boundingBox(), await card.locator('h2').boundingBox()]
-  check('the queue shows the recipients before the subject', to.y < title.y)
-  const inQueue = await card.locator('.hidden .addr').allInnerTexts()
-  check('the queue shows the hidden recipients', inQueue.length > 0, await card.innerText())
-  await card.locator('a.open').click()
+  const [to, title] = [await row.locator('.who').boundingBox(), await row.locator('.what').boundingBox()]
+  check('the queue shows the recipient before the subject', to.y < title.y)
+  const inQueue = Number(/(\d+) hidden/.exec(await row.innerText())?.[1])
+  check('the queue shows how many recipients are hidden', inQueue > 0, await row.innerText())
+  await row.click()
   const action = page.url()
   check('the queue links to the action\'s page', /\/console\/actions\/act_[A-Z2-7]{26}$/.test(action), action)
 
   const visible = async (what, locator) => check(`${what} is visible`, (await locator.count()) > 0 && await locator.first().isVisible())
-  await visible('who receives it', page.locator('.to .addr'))
-  await visible('who receives it hidden', page.locator('.to .hidden .addr'))
-  check('the page explains what a hidden recipient is', /Other recipients cannot see/.test(await page.locator('.to .hidden').innerText()))
-  check('the page and the queue list the same hidden recipients', (await page.locator('.to .hidden .addr').allInnerTexts()).join() === inQueue.join())
+  await visible('who receives it', page.locator('.people .addr'))
+  await visible('who receives it hidden', page.locator('.people .hid .addr, .people .alike .addr'))
+  check('the page marks each hidden recipient', (await page.locator('.people .say', { hasText: 'hidden from the others' }).count()) === inQueue)
   await visible('the text', page.locator('pre.text'))
-  await visible('the name of the file', page.locator('.files .addr'))
-  check('the full SHA-256 digest of the file is shown', /^[0-9a-f]{64}$/.test(await page.locator('.files .digest').first().innerText()))
-  check('the full digest of the action is shown', /^[0-9a-f]{64}$/.test(await page.locator('#digest').innerText()))
+  await visible('the name of the file', page.locator('#s-files ~ .atts b'))
+  check('the full SHA-256 digest of the file is shown', /^[0-9a-f]{64}$/.test(await page.locator('.atts .digest').first().innerText()))
+  check('the full digest of the action is shown', /^[0-9a-f]{64}$/.test(await page.locator('#digest').textContent()))
   const path = new URL(action).pathname
-  await pictures([['queue', '/console/'], ['action', path], ['decided-before', '/console/decided']], state)
+  await pictures([['queue', '/console/review'], ['action', path], ['decided-before', '/console/decided']], state)
 
   // With the keyboard alone, from the top of the page.
   const late = await context.newPage() // somebody else, who looks at the same
@@ -79,7 +78,7 @@ async function run() {
   await page.bringToFront()
   await page.goto(action)
   await page.keyboard.press('Tab')
-  check('the first Tab stop is the skip link', (await page.evaluate(() => document.activeElement.textContent)) === 'Skip to content')
+  check('the first Tab stop is the skip link', (await page.evaluate(() => document.activeElement.textContent)) === 'Skip to the content')
   await page.keyboard.press('Enter')
   await page.waitForURL((u) => u.hash === '#main') // which is told a moment later
   check('the skip link jumps to the content', page.url().endsWith('#main'))
@@ -89,9 +88,12 @@ async function run() {
   check('the focused button has a visible outline', outline !== 'none', outline)
   await page.screenshot({ path: join(out, 'approve-focused.png') })
   const label = await page.locator('#approve').innerText()
-  check('the button shows the number of recipients and of hidden recipients', /\d+ recipients?.*\d+ hidden/.test(label), label)
+  check('the button shows the number of recipients and of hidden recipients', /send to \d+, \d+ hidden/.test(label), label)
   await page.keyboard.press('Enter')
-  await page.waitForURL((u) => u.pathname === path && !u.hash)
+  await page.waitForURL((u) => u.searchParams.get('done') === path.split('/').pop())
+  check('after the decision a line says what was done', /^Approved/.test((await page.locator('.flash').innerText()).trim()), await page.locator('.flash').innerText())
+  await page.locator('.flash a').click()
+  await page.waitForURL((u) => u.pathname === path)
 
   const now = () => page.locator('.standing .state').getAttribute('data-state').catch(() => 'approved') // the page was looking again just now
   let got = await now()

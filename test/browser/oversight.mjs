@@ -34,22 +34,25 @@ async function eventually(what, ask) {
 
 async function decisions(context) {
   const page = await context.newPage()
-  await page.goto(at('/console/'))
-  check('an empty queue says that nothing waits', (await text(page)).includes('Nothing is waiting.'))
+  await page.goto(at('/console/review'))
+  check('an empty queue says that nothing waits', (await text(page)).includes('Nothing is waiting'))
 
   // A report with all parts of a mail, and a comment on it.
   const report = await play('propose', { name: 'report', kind: 'report' })
   await page.goto(action(report))
-  const frame = page.frameLocator('iframe.mail')
+  const frame = page.frameLocator('.mailview iframe.mail')
   check('the rendered view and the plain text are both shown', await frame.getByRole('heading', { name: 'Totals by region' }).isVisible() && (await page.locator('pre.text').first().innerText()).includes('north 150'))
-  const [left, right] = [await page.locator('.pane').nth(0).boundingBox(), await page.locator('.pane').nth(1).boundingBox()]
-  check('the rendered view and the text are side by side', left.x + left.width <= right.x && Math.abs(left.y - right.y) < 5)
+  const [queue, detail, bar] = [await page.locator('section.queue').boundingBox(), await page.locator('article.detail').boundingBox(), await page.locator('#bar').boundingBox()]
+  check('the queue is beside the action', queue.x + queue.width <= detail.x + 1)
+  check('the decision bar is in view before scrolling', bar.y + bar.height <= 901, JSON.stringify(bar))
+  check('the bar says what an approval does', /Sends these exact .* to 3 addresses, 1 of them hidden, at once\. It cannot be called back\./.test(await page.locator('#bar').innerText()), await page.locator('#bar').innerText())
   check('a remote image is not fetched, and the page says so', (await text(page)).includes('not loaded') && await frame.getByText('picture, not fetched: Shop').isVisible())
   check('the agent\'s context is shown', (await page.getByLabel('Context', { exact: true }).innerText()).includes('before the meeting on Friday'))
   await page.locator('#d-source summary').click()
   check('the source of the message is shown', (await page.getByLabel('Source').innerText()).includes('Content-Type: multipart/'))
-  const [saved] = await Promise.all([page.waitForEvent('download'), page.getByRole('link', { name: 'Download totals.csv' }).click()])
+  const [saved] = await Promise.all([page.waitForEvent('download'), page.getByRole('link', { name: 'Save totals.csv' }).click()])
   check('an attachment is downloaded under its name', saved.suggestedFilename() === 'totals.csv', saved.suggestedFilename())
+  await page.locator('#s-talk summary').click()
   await page.getByLabel('Add a comment').fill('Is <b>this</b> the last one?')
   await page.getByRole('button', { name: 'Comment' }).click()
   check('a comment is shown as text, not as HTML', (await page.locator('.talk').innerText()).includes('Is <b>this</b> the last one?'))
@@ -76,6 +79,7 @@ async function decisions(context) {
   const [one, two] = [await context.newPage(), await context.newPage()]
   await one.goto(action(both))
   await two.goto(action(both))
+  await two.locator('[popovertarget=reject-sheet]').first().click()
   await two.locator('#reason').fill('not today')
   // The refused page may load itself anew after two seconds, so the alerts are counted in what was sent.
   const alerts = (html) => html.split('role="alert"').length - 1
@@ -95,6 +99,8 @@ async function decisions(context) {
   const large = await play('propose', { name: 'large', kind: 'note', subject: 'An order of 12,000' })
   await page.goto(action(large))
   await page.locator('#approve').click()
+  check('the next action opens after a decision, with a line of what was done', /\/console\/actions\/act_/.test(page.url()) && !page.url().includes(`/actions/${large.id}`) && /Your approval of “An order of 12,000” counts: 1 of 2/.test(await page.locator('.flash').innerText()), page.url())
+  await page.goto(action(large))
   check('the first of two approvals is counted', /You approved this/.test(await text(page)) && await state(page) === 'pending')
   check('the page names the first approver', /1 of 2 so far:\s*ann/.test(await text(page)), await text(page))
   await play('decide', { name: 'large' })
@@ -122,12 +128,16 @@ async function decisions(context) {
   for (const n of [1, 2, 3]) many.push(await play('propose', { name: `many${n}`, kind: 'note', subject: `Note ${n}` }))
   await play('mode')
   await play('allow')
-  await page.goto(at('/console/'))
-  const all = await page.locator('article.card').count()
-  await page.locator('#d-filter summary').click()
-  await page.getByLabel('Kind').selectOption('inbox.mode')
-  await page.getByRole('button', { name: 'Filter' }).click()
-  check('the filter shows only the selected kind', await page.locator('article.card').count() === 1 && all > 5, `${await page.locator('article.card').count()} of ${all}`)
+  await page.goto(at('/console/review'))
+  const all = Number(await page.locator('#kinds .chip[aria-current] .num').innerText())
+  await page.locator('#kinds .chip', { hasText: 'Modes' }).click()
+  check('the filter shows only the selected kind', await page.locator('.row').count() === 1 && all > 5, `${await page.locator('.row').count()} of ${all}`)
+  await page.locator('.row').click()
+  check('the filter stays while a person goes through the queue', new URL(page.url()).searchParams.get('kind') === 'inbox.mode' && /1 of 1/.test(await page.locator('.detail-nav').innerText()), page.url())
+  await page.goto(at('/console/review'))
+  await page.locator('#q').fill('partner.example')
+  await page.locator('#q').press('Enter')
+  check('a search without a script finds recipients', new URL(page.url()).searchParams.get('q') === 'partner.example' && await page.locator('.row').count() >= 3, page.url())
   await page.goto(at('/console/batch'))
   for (const a of many.slice(0, 2)) await page.locator(`#c-${a.id}`).check()
   await play('revise', { name: 'many2' })
@@ -171,14 +181,14 @@ async function attacks(context) {
   const page = await context.newPage()
   const evil = await play('propose', { name: 'evil', kind: 'hostile' })
   const before = foreign.length
-  for (const path of ['/console/', '/console/batch', `/console/actions/${evil.id}`, `/console/actions/${evil.id}/edit`]) {
+  for (const path of ['/console/review', '/console/batch', `/console/actions/${evil.id}`, `/console/actions/${evil.id}/edit`]) {
     await page.goto(at(path))
     check(`scripts in a subject, a name or a file do not run: ${path.replace(evil.id, 'ID')}`, (await page.title()) !== 'owned' && (await page.content()).includes('&lt;script&gt;document.title'), await page.title())
   }
   await page.goto(action(evil))
   const inner = page.frames().find((f) => f.url().includes('/frame'))
-  await page.frameLocator('iframe.mail').locator('#bait').click()
-  await page.frameLocator('iframe.mail').locator('#lure').click({ force: true, timeout: 5000 }).catch(() => {})
+  await page.frameLocator('.mailview iframe.mail').locator('#bait').click()
+  await page.frameLocator('.mailview iframe.mail').locator('#lure').click({ force: true, timeout: 5000 }).catch(() => {})
   check('a link and a button in a rendered mail do nothing', inner.url().includes(`/console/actions/${evil.id}/frame?digest=`) && page.url() === action(evil), `${inner.url()} ${page.url()}`)
   check('rendering the mail loads nothing from another host', foreign.length === before, foreign.join(' '))
   const direct = await page.goto(`${action(evil)}/frame?digest=${'0'.repeat(64)}`)
@@ -190,7 +200,7 @@ async function attacks(context) {
 async function live(signedIn) {
   const context = await open({ javaScriptEnabled: true, storageState: signedIn })
   const page = await context.newPage()
-  await page.goto(at('/console/'))
+  await page.goto(at('/console/review'))
   const waiting = () => page.title().then((t) => Number(/^\((\d+)\)/.exec(t)?.[1] ?? 0))
   const first = await waiting()
   await play('propose', { name: 'live', kind: 'note', subject: 'Live one' })
@@ -199,20 +209,21 @@ async function live(signedIn) {
   await eventually('the navigation counts the new action', async () => Number(await page.locator('#waiting').innerText()) === first + 1)
 
   // An update must not lose typed text.
-  await page.locator('#d-filter summary').click()
-  await page.getByLabel('Recipient or domain').fill('part')
+  await page.locator('#q').fill('part')
   await play('propose', { name: 'live2', kind: 'note', subject: 'Live two' })
   await eventually('the list is updated while a field is being filled in', () => page.getByRole('link', { name: 'Live two' }).isVisible())
-  check('an update keeps typed text', await page.getByLabel('Recipient or domain').inputValue() === 'part')
+  check('an update keeps typed text', await page.locator('#q').inputValue() === 'part')
 
   // An action must not change under the pointer: the reviewer would approve something unseen.
   const a = await play('propose', { name: 'live3', kind: 'note', subject: 'Live three' })
   await page.goto(action(a))
+  await page.locator('[popovertarget=reject-sheet]').first().click()
   await page.locator('#reason').fill('I am writing this')
   await play('revise', { name: 'live3' })
   await eventually('an open action page says that it is outdated', () => page.locator('#changed').isVisible())
   check('an outdated action page keeps its content and the typed reason', (await text(page)).includes('Live three') && await page.locator('#reason').inputValue() === 'I am writing this')
   await page.screenshot({ path: join(out, 'changed.png') })
+  await page.keyboard.press('Escape')
   await page.locator('#look').click()
   check('the new version is shown on request', (await text(page)).includes('Something else entirely'))
   await page.goto(at('/console/batch'))
@@ -252,7 +263,7 @@ async function viewer(context) {
   const page = await context.newPage()
   await play('role', { role: 'viewer' })
   const a = await play('propose', { name: 'seen', kind: 'note', subject: 'Seen' })
-  for (const path of ['/console/', `/console/actions/${a.id}`, '/console/switches', '/console/policy', '/console/keys', '/console/webhooks', '/console/mailboxes', `/console/inboxes/${a.inbox}`]) {
+  for (const path of ['/console/review', `/console/actions/${a.id}`, '/console/switches', '/console/policy', '/console/keys', '/console/webhooks', '/console/mailboxes', `/console/inboxes/${a.inbox}`]) {
     const answer = await page.goto(at(path))
     check(`a viewer sees no button: ${path.replace(a.id, 'ID').replace(a.inbox, 'INBOX')}`, answer.status() === 200 && await page.locator('main form[method=post]').count() === 0)
   }
@@ -287,7 +298,7 @@ async function run() {
   await fill(page, { Name: name, Password: password, 'Repeat password': password })
   await page.getByRole('button', { name: 'Create account' }).click()
   const signedIn = await context.storageState()
-  await pictures([['queue-none', '/console/'], ['switches-none', '/console/switches'], ['webhooks-none', '/console/webhooks']], signedIn)
+  await pictures([['queue-none', '/console/review'], ['switches-none', '/console/switches'], ['webhooks-none', '/console/webhooks']], signedIn)
   const seen = await decisions(context)
   const evil = await attacks(context)
 
