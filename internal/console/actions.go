@@ -160,6 +160,12 @@ type actionPage struct {
 	Typed      string              // reason in a rejected form, to fill it in again
 	Comment    string              // likewise
 	Why        string              // likewise, one of the reasons to choose from
+	May        bool                // the viewer may approve it now
+	Shown      []addressee         // all recipients
+	Moments    []moment            // until which it can be put off
+	Snoozed    *oversight.Snooze   // nil unless the viewer has put it off
+	Colleagues []string            // to whom it can be assigned
+	Allowable  []permission        // what an approval can allow besides
 }
 
 // actionHandlers shows one action and takes decisions on it.
@@ -207,6 +213,13 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 		return err
 	}
 	v.Look, v.Says, v.Button = kindLooks(v.Kind), v.says(v.Missing), v.approveLabel(v.Missing)
+	v.Shown = v.addressees()
+	v.May = v.Decides && v.Asked && v.Decidable() && !v.Voted && v.Bars == "" && v.Halt == "" && !v.Proof
+	if v.State == oversight.Pending && v.Decides {
+		if err := s.choices(r, who, &v); err != nil {
+			return err
+		}
+	}
 	if v.Kind == mailbox.SendKind && v.Version > 1 {
 		revisions, err := s.gate.Revisions(ctx, who, id)
 		if err != nil {
@@ -239,10 +252,9 @@ func (s actionHandlers) beside(r *http.Request, who auth.Principal, v *actionPag
 	if err != nil {
 		return err
 	}
-	if v.Pane, err = s.queued(ctx, who, f); err != nil {
+	if v.Pane, err = s.queued(ctx, who, f, v.ID); err != nil {
 		return err
 	}
-	v.Pane.choose(v.ID)
 	if err := s.show(ctx, who, v.Pane, 1); err != nil {
 		return err
 	}
@@ -252,6 +264,22 @@ func (s actionHandlers) beside(r *http.Request, who auth.Principal, v *actionPag
 	}
 	v.Agent = names.call(&v.Action)
 	v.Pane.Flash, err = s.flash(ctx, who, r.URL.Query().Get("done"), true)
+	return err
+}
+
+// choices fills in what a reviewer can choose from besides the decision.
+func (s actionHandlers) choices(r *http.Request, who auth.Principal, v *actionPage) (err error) {
+	v.Moments = moments(time.Now(), v.Expires)
+	if v.May {
+		v.Allowable = v.permissions()
+	}
+	if v.Colleagues, err = (putOffHandlers{s}).colleagues(r, who, &v.Action); err != nil {
+		return err
+	}
+	off, err := s.gate.Snoozed(r.Context(), who)
+	if i := slices.IndexFunc(off, func(z oversight.Snooze) bool { return z.Action == v.ID }); i >= 0 {
+		v.Snoozed = &off[i]
+	}
 	return err
 }
 
@@ -298,7 +326,10 @@ func (s actionHandlers) decide(w http.ResponseWriter, r *http.Request, who auth.
 	}
 	switch r.PostForm.Get("decision") {
 	case "approve":
-		d.Approve = true
+		d.Approve, d.Seen = true, r.PostForm["seen"]
+		if d.Allow, err = allowed(r); err != nil {
+			return err
+		}
 		// Content that could not be shown has not been reviewed.
 		a, err := s.review(r.Context(), who, id)
 		if err != nil {
@@ -316,7 +347,7 @@ func (s actionHandlers) decide(w http.ResponseWriter, r *http.Request, who auth.
 		return err
 	}
 	// The place of the action is read before the decision: afterwards it has none.
-	p, err := s.queued(r.Context(), who, f)
+	p, err := s.queued(r.Context(), who, f, id)
 	if err != nil {
 		return err
 	}
@@ -372,6 +403,8 @@ func (s actionHandlers) after(w http.ResponseWriter, r *http.Request, who auth.P
 		return s.showAction(w, r, who, http.StatusConflict, "Your click changed nothing: "+s.stale(r, who, id)+" The page shows its current state.")
 	case errors.Is(err, oversight.ErrReason):
 		return s.showAction(w, r, who, http.StatusBadRequest, "Enter a reason of at most 1000 bytes. Nothing was changed.")
+	case refusedText(err) != "":
+		return s.showAction(w, r, who, http.StatusUnprocessableEntity, refusedText(err))
 	case err != nil:
 		return err
 	}

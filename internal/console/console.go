@@ -178,6 +178,7 @@ func (s *Server) table() []route {
 		liveHandlers{s}.routes(),
 		batchHandlers{reviews{s}}.routes(),
 		actionHandlers{reviews{s}}.routes(),
+		putOffHandlers{actionHandlers{reviews{s}}}.routes(),
 		contentHandlers{reviews{s}}.routes(),
 		attachmentHandlers{reviews{s}}.routes(),
 		editHandlers{actionHandlers{reviews{s}}}.routes(),

@@ -111,25 +111,6 @@ func leftAs(k policy.Kind) string {
 	return "left"
 }
 
-// riskOf sorts the queue until the gate does: what content checks found, then first
-// contacts and files.
-func riskOf(a *oversight.Action) int {
-	n := 10 * len(a.Request.Flags)
-	if a.Note != "" {
-		n += 5
-	}
-	if a.Kind == mailbox.SendKind && a.Request.History.Known < len(a.Request.To) {
-		n += 3
-	}
-	if len(a.Request.Files) > 0 {
-		n += 2
-	}
-	if a.Request.HTTP != nil {
-		n += 2 * len(a.Request.HTTP.Secrets)
-	}
-	return n
-}
-
 // says is the sentence above the buttons: what happens if the viewer approves.
 type says struct{ Before, Exactly, After string }
 

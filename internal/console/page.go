@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
@@ -96,9 +97,14 @@ func (s *Server) render(w http.ResponseWriter, status int, p page) error {
 }
 
 var funcs = template.FuncMap{
-	"icon":          icon,
-	"spell":         spell,
-	"effect":        leftAs,
+	"icon":   icon,
+	"spell":  spell,
+	"effect": leftAs,
+	"upper":  upper,
+	"ends":   func() any { return ends },
+	"graves": func(fs []oversight.Finding) int {
+		return len(slices.DeleteFunc(slices.Clone(fs), func(f oversight.Finding) bool { return f.Tick == "" }))
+	},
 	"since":         func(t time.Time) string { return span(time.Since(t)) },
 	"day":           func(t time.Time) string { return t.UTC().Format("2 Jan 15:04 UTC") },
 	"hour":          func(t time.Time) string { return t.UTC().Format("15:04 UTC") },
@@ -187,6 +193,12 @@ func initials(name string) string {
 		start = !letter
 	}
 	return string(out)
+}
+
+// upper begins a sentence.
+func upper(s string) string {
+	r, n := utf8.DecodeRuneInString(s)
+	return string(unicode.ToUpper(r)) + s[n:]
 }
 
 func or(s, otherwise string) string {

@@ -25,6 +25,7 @@ type filter struct {
 	Agent string // id of an inbox, or a principal that has none
 	Words string // in the address of a recipient, a host or a name, lower case
 	Asked bool   // only actions that policy assigns to the viewer by name or role
+	Show  string // "assigned" to the viewer, "snoozed" by the viewer, or with a "grave" finding; else all
 	Sort  string // "age": the oldest first; else by risk
 	Group string // "recipient" or "none"; else by agent
 }
@@ -56,6 +57,9 @@ func readFilter(q url.Values) (filter, error) {
 	if q.Get("sort") == "age" {
 		f.Sort = "age"
 	}
+	if v := q.Get("show"); v == "assigned" || v == "snoozed" || v == "grave" {
+		f.Show = v
+	}
 	if g := q.Get("group"); g == "recipient" || g == "none" {
 		f.Group = g
 	}
@@ -63,12 +67,14 @@ func readFilter(q url.Values) (filter, error) {
 }
 
 // Any reports whether the filter excludes any action.
-func (f filter) Any() bool { return f.Kind != "" || f.Agent != "" || f.Words != "" || f.Asked }
+func (f filter) Any() bool {
+	return f.Kind != "" || f.Agent != "" || f.Words != "" || f.Asked || f.Show != ""
+}
 
 // values returns the filter as the query of an address.
 func (f filter) values() url.Values {
 	q := url.Values{}
-	for name, v := range map[string]string{"kind": f.Kind, "inbox": f.Agent, "q": f.Words, "sort": f.Sort, "group": f.Group} {
+	for name, v := range map[string]string{"kind": f.Kind, "inbox": f.Agent, "q": f.Words, "sort": f.Sort, "group": f.Group, "show": f.Show} {
 		if v != "" {
 			q.Set(name, v)
 		}
@@ -137,6 +143,15 @@ func (f filter) WithAsked() string {
 	return f.Queue()
 }
 
+// WithShow returns the address of the queue with only what is assigned, snoozed or grave.
+func (f filter) WithShow(show string) string {
+	if f.Show == show {
+		show = ""
+	}
+	f.Show = show
+	return f.Queue()
+}
+
 // Bare returns the address of the queue without a filter, in the same order.
 func (f filter) Bare() string { return filter{Sort: f.Sort, Group: f.Group}.Queue() }
 
@@ -155,27 +170,32 @@ func (f filter) Order() string {
 	return out
 }
 
-// selects reports whether a matches the filter for the viewer who.
+// query returns the filter as the gate takes it.
+func (f filter) query() oversight.QueueQuery {
+	q := oversight.QueueQuery{Words: f.Words, Mine: f.Asked, Assigned: f.Show == "assigned", Snoozed: f.Show == "snoozed", Grave: f.Show == "grave", Limit: maxQueue}
+	if f.Sort == "age" {
+		q.Order = oversight.ByAge
+	}
+	if f.Kind != "" {
+		q.Kinds = []policy.Kind{policy.Kind(f.Kind)}
+	}
+	if strings.Contains(f.Agent, ":") {
+		q.Proposer = f.Agent
+	} else {
+		q.Inbox = f.Agent
+	}
+	return q
+}
+
+// selects reports whether a matches the filter for the viewer who, in the list of what
+// was decided.
 func (f filter) selects(who auth.Principal, a *oversight.Action) bool {
 	switch {
 	case f.Kind != "" && string(a.Kind) != f.Kind, f.Agent != "" && agentKey(a) != f.Agent, f.Asked && !isApprover(who, a):
 		return false
-	case f.Words == "":
-		return true
 	}
 	has := func(s string) bool { return strings.Contains(strings.ToLower(s), f.Words) }
-	if slices.ContainsFunc(a.Request.To, has) || has(a.Verdict) || has(a.Request.Inbox) {
-		return true
-	}
-	if h := a.Request.HTTP; h != nil && (has(h.Host) || has(h.Path)) {
-		return true
-	}
-	for _, v := range a.Request.Detail {
-		if has(v) {
-			return true
-		}
-	}
-	return false
+	return f.Words == "" || slices.ContainsFunc(a.Request.To, has) || has(a.Request.Subject) || has(target(a))
 }
 
 // agentKey identifies who asks, for groups and filters: the inbox if there is one.
@@ -197,12 +217,6 @@ func (n names) call(a *oversight.Action) string {
 		return c.Text
 	}
 	return strings.TrimSpace(c.Kind + " " + c.Text)
-}
-
-// A queuedAction is a waiting action with how urgent it is.
-type queuedAction struct {
-	oversight.Action
-	Risk int
 }
 
 // A chip is one value of a filter with the number of actions that have it.
@@ -239,7 +253,7 @@ type group struct {
 
 	Findings, Expiring int // actions with findings, and those that expire within a day
 
-	list []*queuedAction
+	list []*oversight.Queued
 }
 
 // A pane is the list of waiting actions, which stands beside the chosen one.
@@ -249,6 +263,8 @@ type pane struct {
 	Groups  []*group
 	Total   int  // selected by the filter
 	Waiting int  // all
+	Snoozed int  // put off by the viewer
+	Grave   int  // with a finding that needs a tick
 	Capped  bool // there are more than were read
 	Chosen  string
 	Place   int // of the chosen action among Total, from 1; 0 if it does not wait here
@@ -272,62 +288,50 @@ const (
 	paneRows  = 40
 )
 
+// maxQueue bounds how many waiting actions a page puts into order and groups. Those
+// beyond are less urgent; the filter finds them.
+const maxQueue = 300
+
 // queued returns the waiting actions that f selects, in the order of the queue and
-// without their contents.
-func (s reviews) queued(ctx context.Context, who auth.Principal, f filter) (*pane, error) {
-	as, err := s.gate.Actions(ctx, who, oversight.Query{States: []oversight.State{oversight.Pending}, Limit: maxListing + 1})
+// without their contents. Around is the id of an action whose place is wanted, or empty.
+func (s reviews) queued(ctx context.Context, who auth.Principal, f filter, around string) (*pane, error) {
+	query := f.query()
+	query.Around = around
+	q, err := s.gate.Queue(ctx, who, query)
 	if err != nil {
 		return nil, err
 	}
-	p := &pane{Filter: f, Page: 1}
-	if p.Capped = len(as) > maxListing; p.Capped {
-		as = as[:maxListing]
-	}
-	p.Waiting = len(as)
-	p.chips(as)
+	p := &pane{Filter: f, Page: 1, Waiting: q.Waiting, Total: q.Total, Snoozed: q.Snoozed, Grave: q.Grave, Capped: q.Total > len(q.Items), Place: q.Place}
+	p.chips(q)
+	var list []*oversight.Queued
 	var askers []string
-	for i := range as {
-		askers = append(askers, asker(&as[i]))
+	for i := range q.Items {
+		list = append(list, &q.Items[i])
+		askers = append(askers, asker(&q.Items[i].Action))
 	}
 	slices.Sort(askers)
 	if p.names, err = s.look(ctx, who.Project, slices.Compact(askers)); err != nil {
 		return nil, err
 	}
-	var list []*queuedAction
-	for i := range as {
-		if f.selects(who, &as[i]) {
-			list = append(list, &queuedAction{Action: as[i], Risk: riskOf(&as[i])})
-		}
-	}
-	p.Total = len(list)
-	slices.SortStableFunc(list, func(a, b *queuedAction) int {
-		if f.Sort != "age" {
-			if c := cmp.Compare(b.Risk, a.Risk); c != 0 {
-				return c
-			}
-		}
-		return a.Created.Compare(b.Created)
-	})
 	p.arrange(list)
+	if around != "" {
+		p.choose(around, q)
+	}
 	return p, nil
 }
 
 // chips fills the filter by kind.
-func (p *pane) chips(as []oversight.Action) {
-	count := map[policy.Kind]int{policy.Kind(p.Filter.Kind): 0}
-	for i := range as {
-		count[as[i].Kind]++
-	}
-	p.Chips = []chip{{Name: "All", Link: p.Filter.WithKind(""), Count: len(as), On: p.Filter.Kind == ""}}
+func (p *pane) chips(q oversight.Queue) {
+	p.Chips = []chip{{Name: "All", Link: p.Filter.WithKind(""), Count: q.Waiting, On: p.Filter.Kind == ""}}
 	for _, k := range policy.Kinds() {
-		if n, ok := count[k]; ok {
-			p.Chips = append(p.Chips, chip{Value: string(k), Name: kindLooks(k).Plural, Link: p.Filter.WithKind(string(k)), Count: n, On: p.Filter.Kind == string(k)})
+		if on := p.Filter.Kind == string(k); on || q.Kinds[k] > 0 {
+			p.Chips = append(p.Chips, chip{Value: string(k), Name: kindLooks(k).Plural, Link: p.Filter.WithKind(string(k)), Count: q.Kinds[k], On: on})
 		}
 	}
 }
 
 // arrange puts the actions into groups. The first group is that of the first action.
-func (p *pane) arrange(list []*queuedAction) {
+func (p *pane) arrange(list []*oversight.Queued) {
 	at := map[string]*group{}
 	for _, a := range list {
 		var key string
@@ -347,7 +351,7 @@ func (p *pane) arrange(list []*queuedAction) {
 		in := at[key]
 		in.list = append(in.list, a)
 		in.Count++
-		if len(a.Request.Flags) > 0 || a.Note != "" {
+		if len(a.Findings()) > 0 {
 			in.Findings++
 		}
 		if !a.Expires.IsZero() && time.Until(a.Expires) < 24*time.Hour {
@@ -364,27 +368,41 @@ func (p *pane) arrange(list []*queuedAction) {
 	}
 }
 
-// choose finds the place of the chosen action.
-func (p *pane) choose(id string) {
+// choose finds the place of the chosen action. Among groups it is another than in the
+// plain order, which only counts for an action that is too far behind to be listed.
+func (p *pane) choose(id string, q oversight.Queue) {
 	p.Chosen = id
 	i := slices.Index(p.order, id)
 	if i < 0 {
-		if len(p.order) > 0 {
-			p.Next = p.Filter.Action(p.order[0])
+		p.link(q.Before, q.Behind)
+		if p.Place == 0 {
+			p.link("", p.after(id))
 		}
 		return
 	}
 	p.Place = i + 1
+	before, behind := "", ""
 	if i > 0 {
-		p.Prev = p.Filter.Action(p.order[i-1])
+		before = p.order[i-1]
 	}
 	if i+1 < len(p.order) {
-		p.Next = p.Filter.Action(p.order[i+1])
+		behind = p.order[i+1]
 	}
+	p.link(before, behind)
 	for _, g := range p.Groups {
-		if j := slices.IndexFunc(g.list, func(a *queuedAction) bool { return a.ID == id }); j >= 0 {
+		if j := slices.IndexFunc(g.list, func(a *oversight.Queued) bool { return a.ID == id }); j >= 0 {
 			p.InGroup, g.Place = g, j+1
 		}
+	}
+}
+
+// link sets the addresses of the actions before and behind the chosen one.
+func (p *pane) link(before, behind string) {
+	if p.Prev, p.Next = "", ""; before != "" {
+		p.Prev = p.Filter.Action(before)
+	}
+	if behind != "" {
+		p.Next = p.Filter.Action(behind)
 	}
 }
 
@@ -439,7 +457,7 @@ func (s reviews) show(ctx context.Context, who auth.Principal, p *pane, page int
 }
 
 // row reads what the queue shows of an action.
-func (s reviews) row(ctx context.Context, viewer auth.Principal, p *pane, a *queuedAction) (row, error) {
+func (s reviews) row(ctx context.Context, viewer auth.Principal, p *pane, a *oversight.Queued) (row, error) {
 	b, err := s.brief(ctx, viewer, &a.Action)
 	if err != nil {
 		return row{}, err
@@ -456,14 +474,23 @@ func (s reviews) row(ctx context.Context, viewer auth.Principal, p *pane, a *que
 // tagsOf returns the remarks in the row of an action, what is grave first.
 func tagsOf(a *oversight.Action, b brief) (out []rowTag) {
 	add := func(tone, icon, text string) { out = append(out, rowTag{tone, icon, text}) }
-	for _, f := range a.Request.Flags {
-		add("bad", "warn", strings.ReplaceAll(f, "_", " "))
+	said := map[string]bool{}
+	for _, f := range a.Findings() {
+		if said[f.Kind] || f.Kind == policy.FindHidden && f.Tick == "" {
+			continue
+		}
+		said[f.Kind] = true
+		if f.Tick != "" {
+			add("bad", "warn", strings.ReplaceAll(f.Kind, "_", " "))
+		} else {
+			add("warn", "", strings.ReplaceAll(f.Kind, "_", " "))
+		}
 	}
-	if b.Notes > 0 {
-		add("warn", "warn", count(b.Notes, "warning", "warnings"))
-	}
-	if n := max(b.HiddenTotal, len(b.Hidden)); n > 0 {
+	if n := max(b.HiddenTotal, len(b.Hidden)); n > 0 && !said[policy.FindHidden] {
 		add("warn", "hidden", fmt.Sprintf("%d hidden", n))
+	}
+	if b.Notes > 0 && len(out) == 0 {
+		add("warn", "warn", count(b.Notes, "warning", "warnings"))
 	}
 	if a.Request.HTTP != nil && len(a.Request.HTTP.Secrets) > 0 {
 		add("warn", "key", "secret")
@@ -482,6 +509,9 @@ func tagsOf(a *oversight.Action, b brief) (out []rowTag) {
 	}
 	if a.StepUp {
 		add("", "key", "second factor")
+	}
+	if a.Assignee != "" {
+		add("accent", "agent", "for "+a.Assignee)
 	}
 	return out
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,7 +45,7 @@ func (s queueHandlers) queue(w http.ResponseWriter, r *http.Request, who auth.Pr
 	}
 	ctx := r.Context()
 	q := queuePage{}
-	if q.Pane, err = s.queued(ctx, who, f); err != nil {
+	if q.Pane, err = s.queued(ctx, who, f, ""); err != nil {
 		return err
 	}
 	if err := s.show(ctx, who, q.Pane, n); err != nil {
@@ -76,7 +77,7 @@ func (s queueHandlers) aside(ctx context.Context, who auth.Principal, q *queuePa
 		return err
 	}
 	for i := range unknown {
-		r, err := s.row(ctx, who, q.Pane, &queuedAction{Action: unknown[i]})
+		r, err := s.row(ctx, who, q.Pane, &oversight.Queued{Action: unknown[i]})
 		if err != nil {
 			return err
 		}
@@ -125,6 +126,13 @@ func (s reviews) flash(ctx context.Context, viewer auth.Principal, id string, ne
 		}
 	case oversight.Pending:
 		f.Text = title + " keeps waiting."
+		off, err := s.gate.Snoozed(ctx, viewer)
+		if err != nil {
+			return nil, err
+		}
+		if i := slices.IndexFunc(off, func(z oversight.Snooze) bool { return z.Action == id }); i >= 0 {
+			f.Text = "Put off " + title + " until " + off[i].Until.UTC().Format("2 Jan 15:04 UTC") + "; others still see it."
+		}
 		if a.Approvals > 0 {
 			f.Text = fmt.Sprintf("Your approval of %s counts: %d of %d.", title, a.Approvals, a.Approvers)
 		}

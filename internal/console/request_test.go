@@ -101,7 +101,7 @@ func TestRequestIsShownAsItWillBeMade(t *testing.T) {
 	for _, want := range []string{
 		"POST to api.registry-data.example", "<b>POST</b>", "https://<strong class=\"host\">api.registry-data.example</strong>/v2/companies/search?country=SE&amp;limit=40",
 		`Bearer <span class="masked">`, `</svg> GITHUB</span>`, "SE556012345601", "Approve and make this request", "with the secret GITHUB, once",
-		"the code in the sandbox has never seen its value", "header Authorization, body", "it contains the text", "no request to api.registry-data.example was approved", "shown as JSON",
+		"the code in the sandbox has never seen its value", "header Authorization, body", "It contains the text", "No request to api.registry-data.example was approved", "shown as JSON",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not have %q", want)

@@ -13,6 +13,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/store"
 )
 
@@ -24,6 +25,34 @@ type recipient struct{ Addr, Name string }
 type recipients struct {
 	To, Cc []recipient
 	Hidden []recipient // Bcc: no other recipient sees them
+}
+
+// An addressee is a recipient as the page of an action shows it.
+type addressee struct {
+	recipient
+	Field  string // "To", "Cc", "Bcc"
+	Hidden bool
+	Alike  string // the finding that says what it looks like; empty if there is none
+	spelled
+}
+
+// addressees returns all recipients, each with what was found about it.
+func (r *review) addressees() (out []addressee) {
+	for _, part := range []struct {
+		field string
+		list  []recipient
+	}{{"To", r.To}, {"Cc", r.Cc}, {"Bcc", r.Hidden}} {
+		for _, one := range part.list {
+			a := addressee{recipient: one, Field: part.field, Hidden: part.field == "Bcc", spelled: spell(one.Addr)}
+			for _, f := range r.View.Findings {
+				if f.Kind == policy.FindLookalike && (f.Subject == one.Addr || f.Subject == mail.Domain(one.Addr) || f.Subject == asciiName(mail.Domain(one.Addr))) {
+					a.Alike = f.Title
+				}
+			}
+			out = append(out, a)
+		}
+	}
+	return out
 }
 
 // Count returns how many they are.

@@ -1,0 +1,215 @@
+package console
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/mail"
+	"postern/internal/mailbox"
+	"postern/internal/oversight"
+)
+
+// putOffHandlers let a reviewer take an action off the own list for a time, and ask a
+// colleague to look at it. Neither decides anything.
+type putOffHandlers struct{ actionHandlers }
+
+func (s putOffHandlers) routes() []route {
+	return []route{
+		{"POST", "/console/actions/{id}/snooze", decides, s.snooze},
+		{"POST", "/console/actions/{id}/wake", decides, s.wake},
+		{"POST", "/console/actions/{id}/assign", decides, s.assign},
+	}
+}
+
+// A moment is a time to choose from.
+type moment struct {
+	Value, Text string
+	At          time.Time // zero means when the agent writes the action anew
+}
+
+// morning is when a working day begins, in hours UTC.
+const morning = 9
+
+// moments returns the times until which an action that is denied at expires can be put
+// off. A time after that is not offered: there would be nothing to come back to.
+func moments(now, expires time.Time) (out []moment) {
+	now = now.UTC()
+	day := func(days int) time.Time {
+		return time.Date(now.Year(), now.Month(), now.Day()+days, morning, 0, 0, 0, time.UTC)
+	}
+	hour := now.Add(time.Hour).Truncate(time.Minute)
+	monday := day((8-int(now.Weekday())-1)%7 + 1)
+	for _, m := range []moment{
+		{"hour", "in one hour, at " + hour.Format("15:04 UTC"), hour},
+		{"tomorrow", "tomorrow at " + day(1).Format("15:04 UTC"), day(1)},
+		{"monday", "on Monday, " + monday.Format("2 January at 15:04 UTC"), monday},
+	} {
+		if (expires.IsZero() || m.At.Before(expires)) && !(m.Value == "monday" && m.At.Equal(day(1))) {
+			out = append(out, m)
+		}
+	}
+	return append(out, moment{Value: "answer", Text: "when the agent sends another version"})
+}
+
+// moment returns the time that a form chose.
+func momentOf(r *http.Request, expires time.Time) (moment, error) {
+	all := moments(time.Now(), expires)
+	i := slices.IndexFunc(all, func(m moment) bool { return m.Value == r.PostForm.Get("until") })
+	if i < 0 {
+		return moment{}, fmt.Errorf("%w: until must be a time that the page offers", errForm)
+	}
+	return all[i], nil
+}
+
+func (s putOffHandlers) snooze(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	id, err := pathAction(r)
+	if err != nil {
+		return err
+	}
+	a, err := s.gate.Action(r.Context(), who, id)
+	if err != nil {
+		return err
+	}
+	m, err := momentOf(r, a.Expires)
+	if err != nil {
+		return err
+	}
+	f, err := filterOf(r)
+	if err != nil {
+		return err
+	}
+	p, err := s.queued(r.Context(), who, f, id) // its place, before it has none
+	if err != nil {
+		return err
+	}
+	if err := s.gate.Snooze(r.Context(), who, id, m.At, m.Value == "answer"); err != nil {
+		return s.after(w, r, who, id, err)
+	}
+	return s.onward(w, r, p, id)
+}
+
+func (s putOffHandlers) wake(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	id, err := pathAction(r)
+	if err != nil {
+		return err
+	}
+	return s.after(w, r, who, id, s.gate.Unsnooze(r.Context(), who, id))
+}
+
+func (s putOffHandlers) assign(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	id, err := pathAction(r)
+	if err != nil {
+		return err
+	}
+	return s.after(w, r, who, id, s.gate.Assign(r.Context(), who, id, r.PostForm.Get("person")))
+}
+
+// colleagues returns the names of those to whom an action can be assigned: who policy
+// names, the viewer and, for an owner, everybody who decides.
+func (s putOffHandlers) colleagues(r *http.Request, who auth.Principal, a *oversight.Action) ([]string, error) {
+	out := []string{who.ID}
+	for _, name := range a.Who {
+		if !strings.Contains(name, ":") {
+			out = append(out, name)
+		}
+	}
+	if a.Assignee != "" {
+		out = append(out, a.Assignee)
+	}
+	if who.Manages() {
+		all, err := s.conf.People.List(r.Context(), who)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range all {
+			if them := (auth.Principal{Kind: auth.Person, ID: p.Name, Role: p.Role, Project: who.Project}); p.Disabled.IsZero() && isApprover(them, a) {
+				out = append(out, p.Name)
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// A permission is what an approval can allow besides the action itself.
+type permission struct{ Value, Text string }
+
+// permissions returns what of the like of an action can be allowed until a time, the
+// narrowest first. Nothing can be where a finding is grave: one tick is for one action.
+func (r *review) permissions() (out []permission) {
+	if r.Kind != mailbox.SendKind || r.ByRequest || len(r.Grave()) > 0 || r.Approvers > 1 {
+		return nil
+	}
+	var domains []string
+	for _, p := range slices.Concat(r.To, r.Cc) {
+		out = append(out, permission{"address:" + p.Addr, "to exactly " + p.Addr})
+		if d := mail.Domain(p.Addr); !slices.Contains(domains, d) {
+			domains = append(domains, d)
+		}
+	}
+	for _, d := range domains {
+		out = append(out, permission{"domain:" + d, "to anyone at " + d})
+	}
+	if len(out) > 8 { // a list that long is no choice
+		return out[:1]
+	}
+	return out
+}
+
+// Ends of what is allowed with an approval.
+var ends = []struct {
+	Value, Text string
+	Mails       int
+	Days        int
+}{{"day", "for one day", 0, 1}, {"week", "for 7 days", 0, 7}, {"twenty", "for 20 mails, at most 30 days", 20, 30}, {"month", "for 30 days", 0, 30}}
+
+// allowed reads what a form allows besides the action; nil if nothing.
+func allowed(r *http.Request) (*oversight.Allowance, error) {
+	if r.PostForm.Get("also") != "allow" {
+		return nil, nil
+	}
+	i := slices.IndexFunc(ends, func(e struct {
+		Value, Text string
+		Mails       int
+		Days        int
+	}) bool {
+		return e.Value == r.PostForm.Get("ends")
+	})
+	kind, value, ok := strings.Cut(r.PostForm.Get("scope"), ":")
+	if i < 0 || !ok {
+		return nil, fmt.Errorf("%w: scope and end must be what the page offers", errForm)
+	}
+	w := &oversight.Allowance{Files: r.PostForm.Get("files") == "yes", Mails: ends[i].Mails, Until: time.Now().Add(time.Duration(ends[i].Days) * 24 * time.Hour)}
+	switch kind {
+	case "address":
+		w.Address = value
+	case "domain":
+		w.Domain = value
+	default:
+		return nil, fmt.Errorf("%w: scope must be what the page offers", errForm)
+	}
+	return w, nil
+}
+
+// refusedText says why the gate refused what a form asked for, or is empty.
+func refusedText(err error) string {
+	for _, known := range []error{oversight.ErrUnseen, oversight.ErrAllowance, oversight.ErrSnooze, oversight.ErrAssign} {
+		if errors.Is(err, known) {
+			why := strings.TrimSuffix(err.Error(), ": "+known.Error())
+			if _, after, ok := strings.Cut(why, ": "); ok && strings.HasPrefix(why, "decide on act_") {
+				why = after
+			}
+			if errors.Is(err, oversight.ErrUnseen) {
+				return "Not approved: each grave finding needs its own tick. " + sentence(why) + " Nothing was changed."
+			}
+			return cmp.Or(sentence(why), sentence(known.Error())) + " Nothing was changed."
+		}
+	}
+	return ""
+}
