@@ -230,6 +230,9 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 	if v.History, err = s.history(ctx, who, id); err != nil {
 		return err
 	}
+	if status == http.StatusOK {
+		s.opened.add(r, who, &v.Action)
+	}
 	p := page{Name: "action", Title: or(v.View.Title, "(no subject)"), Who: who, Here: "queue", Body: v, shape: "review chosen"}
 	p.Watch = id
 	if p.Mark, err = s.watched(ctx, who, id); err != nil {

@@ -235,7 +235,7 @@ func TestBatch(t *testing.T) {
 	contains(t, "queue", f.get("/console/review").body, `href="/console/batch?inbox=`+f.inbox.ID+`"`)
 	page := f.get("/console/batch").body
 	tick := func(a oversight.Action) string { return a.ID + ":1:" + a.Hex() }
-	contains(t, "page", page, tick(one), tick(two), tick(three), tick(changed), "one &lt;script&gt;1&lt;/script&gt;", "too long to show here", "files to review", one.Hex())
+	contains(t, "page", page, tick(one), tick(two), tick(three), tick(changed), "one &lt;script&gt;1&lt;/script&gt;", "too long to show here", "files to review", one.Hex(), "Open it first")
 	if strings.Contains(page, tick(alone)) || strings.Contains(page, tick(filed)) {
 		t.Error("what is not shown in full can be ticked")
 	}
@@ -254,7 +254,7 @@ func TestBatch(t *testing.T) {
 	// One changes between look and click.
 	f.exec(`update action set version = 2 where id = $1`, changed.ID)
 	got := f.submit("/console/batch", url.Values{"decision": {"approve"}, "act": {tick(one), tick(two), tick(changed), tick(alone), tick(filed), tick(one)}})
-	contains(t, "answers", got.body, "approved", "changed since it was shown", "not approved: its text is too long", "not approved: it has files")
+	contains(t, "answers", got.body, "approved", "changed since it was shown", "not approved: open it first, its text is too long", "not approved: open it first, it has files")
 	for id, want := range map[string]oversight.State{one.ID: oversight.Approved, two.ID: oversight.Approved, three.ID: oversight.Pending, changed.ID: oversight.Pending, alone.ID: oversight.Pending, filed.ID: oversight.Pending} {
 		if got := f.state(id).State; got != want {
 			t.Errorf("%s is %s, want %s", id, got, want)

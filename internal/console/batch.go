@@ -13,8 +13,9 @@ import (
 	"postern/internal/oversight"
 )
 
-// Limits of a batch. Actions with longer texts or with warnings are decided on
-// their own pages, so that nobody approves them at a glance.
+// Limits of a batch. Actions with longer texts are decided on their own pages, and those
+// with warnings or files have to be opened there first, so that nobody approves them at
+// a glance.
 const (
 	maxBatch     = 25
 	maxBatchText = 3000 // bytes
@@ -24,28 +25,35 @@ const (
 type batchItem struct {
 	*review
 	approvals
+	Link  string
+	Agent string
+	Look  kindLook
+	Shown []addressee
 	Alone string // why it must be decided on its own page; empty if it can be selected here
+	First string // why it must be opened on its own page first; empty if it need not, or was
+	Was   bool   // it has warnings and the viewer has opened it
 }
 
 // Token identifies what is shown: the action with its version and digest.
 func (b batchItem) Token() string { return fmt.Sprintf("%s:%d:%s", b.ID, b.Version, b.Hex()) }
 
+// Ready reports whether it can be selected.
+func (b batchItem) Ready() bool { return b.Alone == "" && b.First == "" }
+
 // A batchPage is several actions that wait, each shown.
 type batchPage struct {
 	Items  []batchItem
 	Ready  int // that can be ticked
-	Older  int // page after it, or 0
+	Pane   *pane
 	Filter filter
 	Notice string
 	Reason string
+	Why    string
 	Ticked []string // tokens, of a form that could not be taken
 }
 
 // Has reports whether a token was ticked.
 func (p batchPage) Has(token string) bool { return slices.Contains(p.Ticked, token) }
-
-// Further returns the address of the page after it.
-func (p batchPage) Further() string { return "/console/batch" + p.Filter.Page(p.Older) }
 
 // batchHandlers decides on several actions in one form.
 type batchHandlers struct{ reviews }
@@ -61,28 +69,27 @@ func (s batchHandlers) batch(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return s.showBatch(w, r, who, http.StatusOK, batchPage{})
 }
 
-func (s batchHandlers) showBatch(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, p batchPage) error {
-	n, err := pageNumber(r)
-	if err != nil {
+func (s batchHandlers) showBatch(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, p batchPage) (err error) {
+	ctx := r.Context()
+	if p.Filter, err = filterOf(r); err != nil {
 		return err
 	}
-	l, err := s.list(r, who, n, true, oversight.Pending)
-	if err != nil {
+	if p.Pane, err = s.queued(ctx, who, p.Filter, ""); err != nil {
 		return err
 	}
-	p.Older, p.Filter = l.Older, l.Filter
-	for _, a := range l.Actions {
-		item, err := s.item(r.Context(), who, a.ID)
+	for _, id := range p.Pane.order[:min(len(p.Pane.order), maxBatch)] {
+		item, err := s.item(ctx, who, id)
 		if err != nil {
 			return err
 		}
-		if item.Alone == "" {
+		item.Link, item.Agent = p.Filter.Action(id), p.Pane.names.call(&item.Action)
+		if item.Ready() {
 			p.Ready++
 		}
 		p.Items = append(p.Items, item)
 	}
-	v := page{Name: "batch", Title: "Review several", Who: who, Here: "queue", Watch: "queue", Body: p}
-	if v.Mark, err = s.watched(r.Context(), who, "queue"); err != nil {
+	v := page{Name: "batch", Title: "Read several", Who: who, Here: "queue", Watch: "queue", Body: p}
+	if v.Mark, err = s.watched(ctx, who, "queue"); err != nil {
 		return err
 	}
 	return s.render(w, status, v)
@@ -94,10 +101,11 @@ func (s batchHandlers) item(ctx context.Context, who auth.Principal, id string) 
 	if err != nil {
 		return batchItem{}, err
 	}
-	b := batchItem{review: r}
+	b := batchItem{review: r, Look: kindLooks(r.Kind), Shown: r.addressees()}
 	if b.approvals, err = s.approvals(ctx, who, &r.Action); err != nil {
 		return batchItem{}, err
 	}
+	b.Was = s.opened.has(who, &r.Action)
 	switch {
 	case !b.Asked:
 		b.Alone = "policy assigns it to other reviewers"
@@ -111,16 +119,19 @@ func (s batchHandlers) item(ctx context.Context, who auth.Principal, id string) 
 		b.Alone = "you approved it, and it waits for other reviewers"
 	case r.StepUp:
 		b.Alone = "it requires a second factor"
+	case b.Was:
 	case len(r.View.Files) > 0:
 		// The attack: one of twenty similar emails has a different attachment, and
 		// the batch page does not show the contents of attachments.
-		b.Alone = "it has files to review"
+		b.First = "it has files to review"
+	case len(r.View.Findings) > 0:
+		b.First = "there are findings to read"
 	case len(r.View.Notes) > 0:
-		b.Alone = "there are warnings to read"
-	case len(r.View.Flags) > 0:
-		b.Alone = "the content checks have findings"
+		b.First = "there are warnings to read"
+	case r.View.Request != nil || r.View.Partial != "":
+		b.First = "all of it is shown only there"
 	case len(r.View.Text) > maxBatchText || r.TextCut:
-		b.Alone = "its text is too long to show here"
+		b.First = "its text is too long to show here"
 	}
 	return b, nil
 }
@@ -132,12 +143,30 @@ type answer struct {
 	Text      string
 }
 
+// An answersPage is what became of a batch.
+type answersPage struct {
+	Answers []answer
+	Queue   string // address of the queue, as it was filtered
+}
+
+// seenOf returns the findings of one action that were ticked in a batch. Each tick names
+// its action, so that one for another action does not count.
+func seenOf(r *http.Request, id string) (out []string) {
+	for _, v := range r.PostForm["seen"] {
+		if finding, ok := strings.CutPrefix(v, id+":"); ok {
+			out = append(out, finding)
+		}
+	}
+	return out
+}
+
 // decideBatch records one decision per selected action, with the version and
 // digest that were shown. The attacks: an action that changes between display
 // and click, and a forged token for an action that cannot be selected.
 func (s batchHandlers) decideBatch(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	tokens := slices.Compact(slices.Sorted(slices.Values(r.PostForm["act"])))
-	again := batchPage{Ticked: tokens, Reason: typed(r, "reason")}
+	again := batchPage{Ticked: tokens, Reason: typed(r, "reason"), Why: r.PostForm.Get("why")}
+	reason := rejection(r)
 	approve := r.PostForm.Get("decision") == "approve"
 	if !approve && r.PostForm.Get("decision") != "reject" {
 		return fmt.Errorf("%w: decision must be approve or reject", errForm)
@@ -147,7 +176,7 @@ func (s batchHandlers) decideBatch(w http.ResponseWriter, r *http.Request, who a
 		again.Notice = "Select at least one action. Nothing was changed."
 	case n > maxBatch:
 		return fmt.Errorf("%w: a batch holds at most %d actions", errForm, maxBatch)
-	case !approve && strings.TrimSpace(again.Reason) == "", len(again.Reason) > 1000:
+	case !approve && reason == "", len(reason) > 1000:
 		again.Notice = "Enter a reason of at most 1000 bytes. Nothing was changed."
 	}
 	if again.Notice != "" {
@@ -161,14 +190,18 @@ func (s batchHandlers) decideBatch(w http.ResponseWriter, r *http.Request, who a
 		if err != nil {
 			return err
 		}
-		d.Approve, d.Reason = approve, again.Reason
+		d.Approve, d.Reason, d.Seen = approve, reason, seenOf(r, d.ID)
 		item, err := s.item(r.Context(), who, d.ID)
 		if err != nil {
 			return err
 		}
 		answers[i] = answer{ID: d.ID, Title: or(item.View.Title, "(no subject)")}
-		if approve && item.Alone != "" && item.Version == d.Version && item.Hex() == d.Digest {
+		if approve && !item.Ready() && item.Version == d.Version && item.Hex() == d.Digest {
+			// The button was not on the page: the form was forged, or the server started anew.
 			answers[i].Text = "not approved: " + item.Alone
+			if item.First != "" {
+				answers[i].Text = "not approved: open it first, " + item.First
+			}
 			continue
 		}
 		ds, asked = append(ds, d), append(asked, i)
@@ -194,7 +227,11 @@ func (s batchHandlers) decideBatch(w http.ResponseWriter, r *http.Request, who a
 			a.Text = "approved"
 		}
 	}
-	return s.render(w, http.StatusOK, page{Name: "answers", Title: "Results", Who: who, Here: "queue", Body: answers})
+	f, err := filterOf(r)
+	if err != nil {
+		return err
+	}
+	return s.render(w, http.StatusOK, page{Name: "answers", Title: "Results", Who: who, Here: "queue", Body: answersPage{answers, f.Queue()}})
 }
 
 // shownAs reads a token of [batchItem.Token].
@@ -220,6 +257,8 @@ func outcomeText(err error) string {
 		return "not approved: your approval would not count; see the action for the reason"
 	case errors.Is(err, oversight.ErrNotAsked):
 		return "not changed: policy assigns it to other reviewers"
+	case errors.Is(err, oversight.ErrUnseen):
+		return "not approved: a grave finding has no tick"
 	case errors.Is(err, oversight.ErrStepUp):
 		return "not approved: it requires a second factor"
 	case errors.Is(err, oversight.ErrStopped):

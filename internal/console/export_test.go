@@ -92,3 +92,10 @@ func UntilFull(grown, free int64, over time.Duration) (full, since time.Duration
 	now := time.Now()
 	return untilFull([]diskSample{{now, 1000}, {now.Add(over), 1000 + grown}}, free)
 }
+
+// ForgetBriefs empties the cache of what lists show.
+func (s *Server) ForgetBriefs() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.briefs)
+}

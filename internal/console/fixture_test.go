@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"html"
 	"io"
 	"log/slog"
 	"net"
@@ -156,7 +157,7 @@ type fixture struct {
 	record *audit.Keeper
 	vkey   string // of its checkpoints
 
-	t       *testing.T
+	t       testing.TB
 	db      *store.DB
 	judge   *bench
 	gate    *oversight.Gate
@@ -205,7 +206,7 @@ func (p *provider) Open(ctx context.Context, set connector.Settings, renewed fun
 
 const password = "correct horse battery"
 
-func setup(t *testing.T) *fixture {
+func setup(t testing.TB) *fixture {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -214,7 +215,7 @@ func setup(t *testing.T) *fixture {
 	return setupAt(t, l)
 }
 
-func setupAt(t *testing.T, l net.Listener) *fixture {
+func setupAt(t testing.TB, l net.Listener) *fixture {
 	t.Helper()
 	f := &fixture{t: t, db: storetest.SQLite(t), judge: &bench{policy.Verdict{Effect: policy.Ask, Reason: "no rule allows it: a person decides"}}, hop: &nextHop{outcome: mail.Accepted, detail: "250 2.0.0 ok"}}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -490,12 +491,12 @@ func (f *fixture) form(page, id string) url.Values {
 	rest, _, _ = strings.Cut(rest, "</form>")
 	v := url.Values{}
 	for _, m := range hiddenField.FindAllStringSubmatch(rest, -1) {
-		v.Set(m[1], m[2])
+		v.Set(m[1], html.UnescapeString(m[2]))
 	}
 	return v
 }
 
-func contains(t *testing.T, what, body string, wants ...string) {
+func contains(t testing.TB, what, body string, wants ...string) {
 	t.Helper()
 	for _, want := range wants {
 		if !strings.Contains(body, want) {

@@ -16,7 +16,7 @@ var void = []string{"meta", "link", "input", "br", "img"}
 
 // wellFormed checks a page: every element is closed in order, ids are unique,
 // what is labelled is there, and nothing runs or is styled inline.
-func wellFormed(t *testing.T, what, page string) {
+func wellFormed(t testing.TB, what, page string) {
 	t.Helper()
 	var open []string
 	ids := map[string]bool{}

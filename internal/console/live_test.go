@@ -17,7 +17,7 @@ import (
 
 // A stream is what a page is told, an event at a time.
 type stream struct {
-	t     *testing.T
+	t     testing.TB
 	lines *bufio.Scanner
 }
 

@@ -98,7 +98,7 @@ const (
 
 // ofRuns returns a ledger with a run that violated its contract, one that waits, and one of
 // another project. Hostile is put into every text that code or an agent chooses.
-func ofRuns(t *testing.T, project, hostile string) *ledger {
+func ofRuns(t testing.TB, project, hostile string) *ledger {
 	t.Helper()
 	text := "version: 1\nname: tariff-update\ntemplate: base\ncommands:\n  allow:\n    - run: python3 **\nfiles:\n  write: [/work]\nartifacts:\n  - path: /work/*.csv\n    type: csv\n"
 	c, err := contract.Parse([]byte(text))
