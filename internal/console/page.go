@@ -40,7 +40,7 @@ type page struct {
 	Watch   string         // what the script watches: "queue", or the id of an action; empty means the count alone
 	Mark    string         // how what is watched stands, as [Server.events] would tell it
 	Passkey bool           // its script asks the browser for a passkey
-	KeysOff bool   // who is signed in has turned the console's keys off
+	KeysOff bool           // who is signed in has turned the console's keys off
 	Body    any
 
 	shape string // of the layout; empty means "page"
