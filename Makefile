@@ -21,7 +21,7 @@ else ifneq ($(DB),sqlite)
 $(error DB=$(DB): want sqlite or postgres)
 endif
 
-.PHONY: help demo test quick unit race e2e fuzz soak soak-tests soak-fuzz soak-boot bench build screenshots template deps-demo deps-test vet lint deadcode licenses generate check-generated clean
+.PHONY: help demo test quick unit race e2e fuzz soak soak-tests soak-fuzz soak-boot bench build screenshots template deps-demo deps-test vet lint deadcode licenses generate check-generated proof clean
 
 help:
 	@echo 'Start here:'
@@ -44,6 +44,7 @@ help:
 	@echo 'Before a change lands:'
 	@echo '  make test         install what the tests need and pass them all: 20 minutes on 2 cores'
 	@echo '  make generate     the Go code of proto/ anew; make check-generated fails if that changes it'
+	@echo '  make proof        prove with Coq what docs/background/proof.md says, and that wrong rules cannot be proved'
 	@echo '  make screenshots  the pictures in docs/console.md anew'
 	@echo '  make licenses     bin/licenses: the texts that go with the built program'
 	@echo
@@ -76,7 +77,7 @@ deps-demo:
 
 deps-test: deps-demo
 	@test/install postgresql postfix nginx-light dovecot-imapd dovecot-lmtpd swaks libnet-ssleay-perl python3-django ruby-actionmailer libphp-phpmailer php-cli chromium protobuf-compiler libprotobuf-dev python3 iproute2 curl jq openssh-client rsync fonts-dejavu-core busybox-static xfsprogs gcc libc6-dev
-	@test/install isync mutt
+	@test/install isync mutt coq
 	@test/install-npm test/browser
 	@go tool -modfile=tools/pebble/go.mod -n pebble >/dev/null
 	@test/install-npm test/conformance
@@ -106,6 +107,14 @@ race: cmd/postern/guestbin
 
 e2e: template
 	test/with-postgres go test -count=1 -timeout 45m $(if $(RUN),-v -run '$(RUN)') ./test/e2e
+
+# The rules that are proved are those of the Go code, as TestProofRules checks; that
+# the proof fails with wrong ones takes some minutes.
+proof:
+	@test/install coq
+	test/proof
+	go test -count=1 -run 'TestProofRules' ./internal/oversight
+	POSTERN_TEST_PROOF=1 go test -count=1 -timeout 30m -run 'TestProofFinds' ./internal/oversight
 
 # The pictures in docs/reference/console.md, taken anew.
 screenshots:

@@ -190,6 +190,7 @@ func refusal(t *testing.T, err error) string {
 	}{
 		{ErrStopped, "Stopped"},
 		{ErrTampered, "Tampered"},
+		{ErrUnseen, "Unseen"},
 		{ErrNotAsked, "NotAsked"},
 		{ErrNotCounted, "NotCounted"},
 		{ErrStepUp, "StepUp"},

@@ -5,24 +5,33 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/policy"
 )
 
 func ruleDecided() proofRule {
+	roll := auth.NewRoll(proofNow)
+	for _, p := range people {
+		if p.Kind == auth.Person && !p.Operator && p.ID != "cora" {
+			roll.Add(p.String(), p.Role)
+		}
+	}
+	roll.Add("person:cora", auth.Reviewer, auth.Change{At: proofNow.Add(-time.Hour), By: "person:ben", What: auth.Joined}) // may be ben
 	return proofRule{
 		name: "decided", fixed: oneKind,
 		about: `A person decides; decides: they may; intact: the payload has its digest; shown: that digest was shown;
-   asked: policy asks them; strong: with a second factor, if one is needed; admitted: they are nobody who does
+   asked: policy asks them; seen: they ticked each grave finding; strong: with a second factor, if one is needed; admitted: they are nobody who does
    not count; late: after its send time; enough: with theirs there are as many approvals as are needed.`,
-		asks: ask("decides", "intact", "shown", ofState("st"), "current", "expired", "asked", "approve", "admitted", "strong", "stop", "late", "enough", "tried"),
+		asks: ask("decides", "intact", "shown", ofState("st"), "current", "expired", "asked", "approve", "seen", "admitted", "strong", "stop", "late", "enough", "tried"),
 		try: func(p point, v int) trial {
 			a := proofAction(v)
 			e := decided{now: proofNow, stop: why(p.is("stop"), v)}
-			voted(&a, &e, p.is("admitted"), p.is("enough"), v)
+			voted(&a, &e, roll, p.is("admitted"), p.is("enough"), v)
 			if !p.is("decides") {
 				e.who = decider(false, v)
 			}
 			e.who = dressed(e.who, v)
 			e.Approve, e.Reason, e.ID = p.is("approve"), pick(v, "because", "why not"), a.ID
+			e.Allow = pick(v, nil, &Allowance{Domain: "example.com"})
 			e.Version = version(&a, p.is("current"), v)
 			e.Digest = a.Hex()
 			if !p.is("shown") {
@@ -41,6 +50,7 @@ func ruleDecided() proofRule {
 			if !p.is("strong") {
 				e.who.Strong = pick(v, time.Time{}, proofNow.Add(-StepUpTime-time.Second), proofNow.Add(-24*time.Hour))
 			}
+			findings(&a, &e, p.is("seen"), v)
 			a.SendAt, a.AskAt = pick(v, time.Time{}, proofNow.Add(-time.Minute), proofNow.Add(-9*time.Hour)), pick(v, time.Time{}, time.Time{}, proofNow)
 			if p.is("late") {
 				a.SendAt, a.AskAt = proofNow.Add(-MaxLate-pick(v, time.Microsecond, time.Hour)), time.Time{}
@@ -54,15 +64,8 @@ func ruleDecided() proofRule {
 // voted sets who decides, who has approved and who wrote the content, such that the
 // decider counts or not, and that with them there are enough or not. The real quorum
 // says whether that is so.
-func voted(a *Action, e *decided, admitted, enough bool, v int) {
+func voted(a *Action, e *decided, roll auth.Roll, admitted, enough bool, v int) {
 	const ann, bob = "person:anna", "person:ben"
-	roll := auth.NewRoll(proofNow)
-	for _, p := range people {
-		if p.Kind == auth.Person && !p.Operator && p.ID != "cora" {
-			roll.Add(p.String(), p.Role)
-		}
-	}
-	roll.Add("person:cora", auth.Reviewer, auth.Change{At: proofNow.Add(-time.Hour), By: bob, What: auth.Joined}) // may be ben
 	e.who, e.roll, a.Proposer = people[anna], roll, agentOne.String()
 	set := func(need int, votes, authors []string) { a.Approvers, e.votes, e.authors = need, votes, authors }
 	switch {
@@ -114,6 +117,19 @@ func voted(a *Action, e *decided, admitted, enough bool, v int) {
 		default: // an author's approval
 			set(3, []string{bob, "person:dan"}, []string{bob})
 		}
+	}
+}
+
+// findings gives an action findings, and lets a decision tick all that are grave or not.
+func findings(a *Action, e *decided, all bool, v int) {
+	a.Request.Findings = []policy.Finding{{ID: "flag:a", Kind: "a"}, {ID: "secret:b", Kind: "secret", Grave: true}, {ID: "secret:c", Kind: "secret", Grave: true}}
+	e.Seen = []string{"secret:c", "something else", "secret:b"}
+	switch {
+	case !all:
+		e.Seen = pick(v, []string{"secret:b"}, nil, []string{"secret:c", "secret"}, []string{"flag:a", ""}, []string{"SECRET:B", "secret:c"})
+	case v%2 == 1:
+		a.Request.Findings = a.Request.Findings[:1]
+		e.Seen = pick(v, nil, nil, nil, []string{"flag:a"})
 	}
 }
 

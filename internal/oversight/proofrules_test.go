@@ -36,7 +36,7 @@ func proofAction(v int) Action {
 		Request: policy.Request{Kind: policy.KindSend, To: pick(v, nil, []string{"bob@example.com"})}, Context: pick(v, "", "a thread"),
 		Approvers: pick(v, 1, 3, 2, 0, 5), Who: pick(v, nil, []string{"zoe"}, []string{"role:owner"}), StepUp: pick(v, false, true), Expires: at,
 		Approvals: pick(v, 0, 1, 2), Stopped: pick(v, "", "stopped before"), Doubt: pick(v, "", "a doubt"), Settled: at, Dropped: at,
-		quorum: pick(v, nil, &quorum{}), lease: at, waits: pick(v, false, true), parts: pick(v, "", "1:0"), lapsed: pick(v, false, true), votes: pick(v, 0, 2),
+		quorum: pick(v, nil, &quorum{}), lease: at, waits: pick(v, false, true), parts: pick(v, "", "1:0"), lapsed: pick(v, false, true), votes: pick(v, 0, 2), Assignee: pick(v, "", "zoe"),
 	}
 }
 
@@ -60,7 +60,7 @@ func why(yes bool, v int) string {
 func verdictOf(e policy.Effect, v int) policy.Verdict {
 	return policy.Verdict{
 		Effect: e, Rule: pick(v, "a", "b"), Reason: pick(v, "policy says so", "a rule"), Approvers: pick(v, 2, 1, 4, 3, 0),
-		Who: pick(v, []string{"ann"}, nil), StepUp: pick(v, true, false), Within: pick(v, 0, time.Hour), Action: pick(v, "", "sandbox.create"),
+		Who: pick(v, []string{"ann"}, nil), StepUp: pick(v, true, false), Within: pick(v, 0, time.Hour), Action: pick(v, "", "sandbox.create"), Grave: pick(v, nil, []string{"secret"}), Chat: pick(v, false, true),
 	}
 }
 
@@ -346,6 +346,7 @@ func ruleDistrusted() proofRule {
 			asked := verdictOf(policy.Ask, v+2)
 			asked.Who = pick(v, nil, []string{"cleo"})
 			e := distrusted{answer: answer{proofNow, said, why(p.is("stop"), v)}, why: pick(v, "its seal is wrong", "it is old"), on: on, asked: asked}
+			e.findings = pick(v, nil, []policy.Finding{{ID: "secret:b", Kind: "secret", Grave: true}})
 			if p.is("ends") {
 				e.detail = pick(v, "done: sent", "failed: refused")
 			}

@@ -80,9 +80,9 @@ Definition time_ended (st : state) (expired : bool) (tried : bool) : answer :=
   end.
 
 (* A person decides; decides: they may; intact: the payload has its digest; shown: that digest was shown;
-   asked: policy asks them; strong: with a second factor, if one is needed; admitted: they are nobody who does
+   asked: policy asks them; seen: they ticked each grave finding; strong: with a second factor, if one is needed; admitted: they are nobody who does
    not count; late: after its send time; enough: with theirs there are as many approvals as are needed. *)
-Definition decided (decides : bool) (intact : bool) (shown : bool) (st : state) (current : bool) (expired : bool) (asked : bool) (approve : bool) (admitted : bool) (strong : bool) (stop : bool) (late : bool) (enough : bool) (tried : bool) : answer :=
+Definition decided (decides : bool) (intact : bool) (shown : bool) (st : state) (current : bool) (expired : bool) (asked : bool) (approve : bool) (seen : bool) (admitted : bool) (strong : bool) (stop : bool) (late : bool) (enough : bool) (tried : bool) : answer :=
   if decides then (
     if intact then (
       if shown then (
@@ -91,14 +91,16 @@ Definition decided (decides : bool) (intact : bool) (shown : bool) (st : state) 
               if expired then Refused Stale
               else if asked then (
                 if approve then (
-                  if admitted then (
-                    if strong then (
-                      if stop then Refused Stopped
-                      else if late then Moves Pending [NextVersion]
-                      else if enough then Moves Approved [NextVersion; ByPerson; Told]
-                      else Moves Pending [])
-                    else Refused StepUp)
-                  else Refused NotCounted)
+                  if seen then (
+                    if admitted then (
+                      if strong then (
+                        if stop then Refused Stopped
+                        else if late then Moves Pending [NextVersion]
+                        else if enough then Moves Approved [NextVersion; ByPerson; Told]
+                        else Moves Pending [])
+                      else Refused StepUp)
+                    else Refused NotCounted)
+                  else Refused Unseen)
                 else if tried then Moves Failed [NextVersion; ByPerson; Told]
                 else Moves Denied [NextVersion; ByPerson; Told])
               else Refused NotAsked)

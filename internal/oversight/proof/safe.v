@@ -64,17 +64,6 @@ Record fine (w : world) : Prop := {
 
 (* ---- Parts ---- *)
 
-Ltac parts_cases := repeat match goal with
-  | H : _ /\ _ |- _ => destruct H
-  | H : _ \/ _ |- _ => destruct H
-  | |- _ /\ _ => split
-  end.
-
-Lemma length_remove : forall (x : nat) l, length l <= 1 -> length (remove Nat.eq_dec x l) <= 1.
-Proof.
-  intros x [|y [|z l]]; cbn; try lia. destruct (Nat.eq_dec x y); cbn; lia.
-Qed.
-
 Lemma parts_follow : forall w r h s0 d0,
   (forall n, part_fine (parts w n) (outs h n) s0 d0) ->
   (d0 = true -> denied h = true) ->
@@ -114,14 +103,16 @@ Ltac open_world w F :=
   destruct F as [[Fvotes Fcounted Fneed Fruled Fpeople Ffresh Ffresh2 Fclaimed Fclaims Fdoubt Fever Fopen Fclosed Fnever Fnew Fdeadline] Fparts Funasked];
   cbn in Fvotes, Fcounted, Fneed, Fruled, Fpeople, Ffresh, Ffresh2, Fclaimed, Fclaims, Fdoubt, Fever, Fopen, Fclosed, Fnever, Fnew, Fdeadline, Fparts, Funasked.
 
-(* Every case of a rule is taken apart. *)
-Ltac cases H :=
-  repeat (cbn in H; match type of H with
-  | Some _ = Some _ => injection H as <-
-  | None = Some _ => discriminate H
-  | (match ?x with _ => _ end) = _ => destruct x eqn:?; try discriminate H
-  | context [match ?x with _ => _ end] => destruct x eqn:?; try discriminate H
-  end).
+(* Takes apart only what the rule asks where it asks it: most of a rule's cases are
+   refusals, which cannot be steps. *)
+Ltac take_apart H :=
+  unfold proposed, revised, time_ended, cancelled, claimed, ended, resolved in H;
+  repeat (cbn in H; try discriminate H; match type of H with
+  | context [match ?x with _ => _ end] => is_var x; destruct x
+  | context [if ?x && _ then _ else _] => is_var x; destruct x
+  | context [if any ?n then _ else _] => destruct (any n)
+  | context [match tries_of ?n with _ => _ end] => destruct (tries_of n)
+  end); try discriminate H.
 
 Ltac old_vote := match goal with
   | F : forall v p, In (v, p) ?l -> v <= _, H : In (_, _) ?l |- _ => apply F in H; lia
@@ -167,23 +158,20 @@ Qed.
 
 Lemma cancel_keeps : forall who, keeps (Cancel who).
 Proof.
-  intros who w w' F X H. open_world w F. cbn in H. destruct who, s; cbn in H; try discriminate;
-  destruct (any tr); try discriminate; injection H as <-; (constructor; [row_easy | parts_easy Fparts | new_easy Funasked]).
+  intros who w w' F X H. open_world w F. cbn in H. take_apart H; injection H as <-; (constructor; [row_easy | parts_easy Fparts | new_easy Funasked]).
 Qed.
 
 Lemma propose_keeps : forall b n x v a l, keeps (Propose b n x v a l).
 Proof.
   intros b n x v' a l w w' F X H. open_world w F. cbn in H.
   destruct (v =? 0) eqn:N; cbn in H; try discriminate. apply Nat.eqb_eq in N. destruct (Fnew N) as [-> ->].
-  destruct x, v', a, l; cbn in H; injection H as <-; (constructor; [row_easy | parts_easy Fparts | new_easy Funasked]).
+  take_apart H; injection H as <-; (constructor; [row_easy | parts_easy Fparts | new_easy Funasked]).
 Qed.
 
 Lemma revise_keeps : forall who b n x v c e a l, keeps (Revise who b n x v c e a l).
 Proof.
   intros who b n x v' c e a l w w' F X H. open_world w F. cbn in H.
-  destruct who, c, s; cbn in H; try discriminate;
-  destruct (any tr); try discriminate; destruct e; try discriminate;
-  destruct x, v', a, l; cbn in H; injection H as <-; (constructor; [row_easy | parts_easy Fparts | new_easy Funasked]).
+  take_apart H; injection H as <-; (constructor; [row_easy | parts_easy Fparts | new_easy Funasked]).
 Qed.
 
 Lemma in_voters : forall v p vs, In p (voters v vs) -> In (v, p) vs.
@@ -204,7 +192,7 @@ Ltac later H :=
 
 Lemma decide_keeps : forall d, keeps (Decide d).
 Proof.
-  intros [p dv sh ap de ex ask ad stg la ct] w w' F X H. open_world w F. cbn in X. cbn in H.
+  intros [p dv sh ap de ex ask se ad stg la ct] w w' F X H. open_world w F. cbn in X. cbn in H.
   destruct de; cbn in H; try discriminate.
   destruct (pl =? dg) eqn:E1; cbn in H; try discriminate.
   destruct (sh =? dg) eqn:E2; cbn in H; try discriminate.
@@ -214,7 +202,8 @@ Proof.
   destruct ask; cbn in H; try discriminate.
   apply Nat.eqb_eq in E1, E2, E3. subst.
   destruct ap; cbn in H.
-  - destruct ad; cbn in H; try discriminate.
+  - destruct se; cbn in H; try discriminate.
+    destruct ad; cbn in H; try discriminate.
     destruct stg; cbn in H; try discriminate.
     destruct sw; cbn in H; try discriminate.
     destruct la; cbn in H.
@@ -241,10 +230,8 @@ Qed.
 Lemma take_keeps : forall due judge v n, keeps (Take due judge v n).
 Proof.
   intros due judge v' n w w' F X H. open_world w F. cbn in H.
-  destruct s; cbn in H; try discriminate.
-  destruct due; cbn in H; try discriminate.
-  destruct sw, judge, ru, v'; cbn in H; try discriminate;
-  destruct (any tr); cbn in H; injection H as <-;
+  destruct s; cbn in H; try discriminate. destruct due; cbn in H; try discriminate.
+  destruct sw, judge, ru; take_apart H; injection H as <-;
   (constructor; [row_easy | parts_easy Fparts | new_easy Funasked]).
   all: try (destruct H as [<-|H]; cbn; auto; try lia; apply Fclaimed in H; lia).
   all: try (rewrite Fclosed by reflexivity; reflexivity).
@@ -302,7 +289,7 @@ Proof.
   assert (EV : ev = true) by (apply Fever; reflexivity). subst ev.
   assert (P : forall n, part_fine ((if gone then interrupt ps else ps) n) (ou n) Executing dn)
     by (destruct gone; [apply parts_interrupt|]; exact Fparts).
-  destruct to; cbn in H; try destruct free; cbn in H; try (destruct ha; [|destruct sw]); cbn in H; try destruct (tries_of tr); cbn in H; injection H as <-.
+  take_apart H; injection H as <-.
   all: constructor; [row_easy | try (parts_easy P) | cbn; intros; discriminate].
   all: try (rewrite Fopen by reflexivity; cbn; destruct (Nat.eq_dec v v); [reflexivity|lia]).
   all: cbn; intros m; specialize (P m); destruct P as (F1 & F2 & F3 & F4); repeat split; auto;
@@ -326,9 +313,7 @@ Qed.
 Lemma resolve_keeps : forall decides to version changed, keeps (Resolve decides to version changed).
 Proof.
   intros decides to version changed w w' F X H. open_world w F. cbn in X. cbn in H.
-  destruct decides, to, s; cbn in H; try discriminate;
-  destruct (version =? v); cbn in H; try discriminate;
-  try destruct ha; try destruct sw; try destruct changed; cbn in H; try discriminate; injection H as <-.
+  destruct (version =? v); take_apart H; injection H as <-.
   all: constructor; [row_easy | parts_easy Fparts | new_easy Funasked].
   all: try (destruct db; [specialize (X eq_refl); discriminate | auto]).
 Qed.
@@ -357,7 +342,7 @@ Lemma distrusted_spec : forall re be ends xs tr sw v b x,
       (s = Unknown /\ be || ends = true \/ s = Pending /\ be = false /\ dl' = true))).
 Proof.
   intros re be ends xs tr sw v b [s ve p d n u t h dl].
-  destruct re, be, ends, tr, sw, v; cbn; do 6 eexists; (split; [reflexivity|]);
+  unfold distrusted; repeat (cbn; match goal with |- context [after (match ?x with _ => _ end)] => is_var x; destruct x end); cbn; do 6 eexists; (split; [reflexivity|]);
     repeat (split; [cbn; auto; discriminate || (intros; discriminate)|]); cbn; auto 10.
 Qed.
 
@@ -367,7 +352,8 @@ Lemma distrusted_nobody : forall re be ends xs tr sw v b x,
     after (distrusted false re be ends xs tr sw v) b x = Some (Row s (S (b_above b)) (payload x) (digest x) n u t (halted x) dl).
 Proof.
   intros re be ends xs tr sw v b [s ve p d n u t h dl].
-  destruct re as [[]|], be, ends, xs, tr; cbn; do 5 eexists; (split; [|reflexivity]); reflexivity.
+  unfold distrusted; repeat (cbn; match goal with |- context [after (match ?x with _ => _ end)] => is_var x; destruct x end); cbn;
+    do 5 eexists; (split; [|reflexivity]); reflexivity.
 Qed.
 
 Lemma found_keeps : forall x en re be ends ab n v, keeps (Found x en re be ends ab n v).

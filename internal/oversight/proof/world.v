@@ -32,7 +32,7 @@ Record claim := Claim { c_ver : nat; c_payload : nat; c_digest : nat }.
    written down from what people, policy and executors said, not from what the
    rules made of that, except where something moved. *)
 Record history := History {
-  yes : list (nat * nat * nat); (* (person, version, bytes): who approved, asked, in time, with a second factor if needed, having been shown these *)
+  yes : list (nat * nat * nat); (* (person, version, bytes): who approved, while they were asked and in time, with a second factor if one was needed, with a tick for each grave finding, having been shown these bytes *)
   allowed : option nat;  (* the bytes that policy allows, without a person *)
   wanted : nat;          (* how many people policy asks for *)
   fresh : bool;          (* it was approved after each switch that stops it was turned on *)
@@ -121,7 +121,7 @@ Definition any (n : nat) : bool := 1 <=? n.
    times, who is asked, who wrote it. count is the quorum's way to count people. *)
 Record decision := Decision {
   d_person : nat; d_version : nat; d_shown : nat; d_approve : bool;
-  d_decides : bool; d_expired : bool; d_asked : bool; d_admitted : bool; d_strong : bool; d_late : bool;
+  d_decides : bool; d_expired : bool; d_asked : bool; d_seen : bool; d_admitted : bool; d_strong : bool; d_late : bool;
   d_count : list nat -> nat
 }.
 
@@ -192,10 +192,10 @@ Definition step (w : world) (i : input) : option world :=
   | Decide d =>
       let vs := voters (ver r) (votes w) in
       match after (decided (d_decides d) (payload r =? digest r) (d_shown d =? digest r) (st r) (d_version d =? ver r)
-                     (d_expired d) (d_asked d) (d_approve d) (d_admitted d) (d_strong d) (on w) (d_late d)
+                     (d_expired d) (d_asked d) (d_approve d) (d_seen d) (d_admitted d) (d_strong d) (on w) (d_late d)
                      (max (need r) 1 <=? d_count d (d_person d :: vs)) (any (tried r))) (Brings 0 0 0) r with
       | Some r' =>
-          let said := d_approve d && d_decides d && d_asked d && negb (d_expired d) && d_strong d && negb (on w) in
+          let said := d_approve d && d_decides d && d_asked d && d_seen d && negb (d_expired d) && d_strong d && negb (on w) in
           let h' := History (if said then (d_person d, d_version d, d_shown d) :: yes h else yes h) (allowed h) (wanted h)
                       (fresh h || is_some (st r') Approved) (ever h) (doubt h) (open h) (denied h) (outs h) in
           (* It is stored as an approval unless it was a rejection, or came too late. *)
