@@ -30,7 +30,7 @@ var layers = [][]string{
 	{"keyring", "delivery"},
 	{"quota"},
 	{"mailbox", "rulebook", "sandbox", "sandbox/runsc", "volume", "secret", "permit"}, // the nouns
-	{"connection", "connector", "oauth"},
+	{"connection", "connector", "oauth", "inside"},
 	{"request", "command"}, // requests of sandboxes and their commands, as actions
 	{"inspect"},            // the requests inside connections
 	{"template", "egress", "webhook", "sink", "notify", "sandbox/gvisor", "sandbox/keeper", "sandbox/sandboxtest", "smtpclient/postfixtest", "imapmail/dovecottest", "smtpserver", "smtpclient", "gmail"}, // the outside world

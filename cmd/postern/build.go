@@ -22,6 +22,7 @@ import (
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
 	"postern/internal/framing"
+	"postern/internal/inside"
 	"postern/internal/inspect"
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
@@ -137,6 +138,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.connections.Watch(d.wall.Projects, d.wall.Recheck)
 	d.vols, err = volume.New(d.log, d.db, volume.Config{Server: d.server, Dir: filepath.Join(d.conf.Data, "volumes"), Key: key, SizeMB: d.conf.VolumeMB, MaxVolumes: d.conf.MaxVolumes, Wanted: d.wanted})
 	if err != nil {
+		return err
+	}
+	if d.casts, err = inside.NewCasts(d.log, filepath.Join(d.conf.Data, "recordings")); err != nil {
 		return err
 	}
 	if d.logbook, err = sandbox.NewLogbook(d.log, d.db, filepath.Join(d.conf.Data, "logs")); err != nil {
@@ -276,6 +280,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people, Book: d.book, Hooks: d.hooks, Secrets: d.secrets, Permits: d.permits,
 		Prompt: d.prompt, Record: d.record, RecordKeys: d.recordKeys, Notify: d.notify, OAuth: d.oauth, Runs: d.runs, RunFiles: d.exports, RunReports: d.prover,
 		Mailboxes: d.mailboxes, Gmail: d.gmailSignIns, Data: d.conf.Data, KeepPaused: d.conf.KeepPaused,
+		Samples: d.sampler, Logs: d.logbook, Casts: d.casts, PortAddress: d.portAddress(lis),
 	})
 	return d.buildWeb(lis)
 }

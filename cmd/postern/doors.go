@@ -148,6 +148,29 @@ func (d *daemon) publicPorts(lis *listeners) (out []uint16) {
 	return out
 }
 
+// portAddress returns a function that names the address of a port of a sandbox, or nil if
+// this server has no domain for them.
+func (d *daemon) portAddress(lis *listeners) func(id string, port uint16) string {
+	if d.conf.Domain == "" {
+		return nil
+	}
+	scheme, at := "http", lis.web.Addr().String()
+	if lis.tls != nil {
+		scheme, at = "https", lis.tls.Addr().String()
+	}
+	_, own, err := net.SplitHostPort(at)
+	end := ":" + own
+	if d.conf.HTTPS { // a proxy before this server
+		scheme, end = "https", ""
+	}
+	if err != nil || scheme == "https" && own == "443" || scheme == "http" && own == "80" {
+		end = ""
+	}
+	return func(id string, port uint16) string {
+		return scheme + "://" + strconv.Itoa(int(port)) + "-" + id + "." + d.conf.Domain + end
+	}
+}
+
 func (d *daemon) newWall(lis *listeners) (*egress.Wall, error) {
 	var resolver netip.AddrPort
 	if addr := d.conf.sandboxDNS(); addr != "" {

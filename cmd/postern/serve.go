@@ -51,6 +51,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	}
 	g.Go(func() error { return d.exports.Run(ctx) })
 	g.Go(func() error { return d.logbook.Run(ctx) })
+	g.Go(func() error { return d.casts.Run(ctx) })
 	g.Go(func() error { return d.commands.Run(ctx) })
 	g.Go(func() error { return d.hooks.Run(ctx) })
 	g.Go(func() error { return d.post.RunExpiry(ctx) })

@@ -25,6 +25,7 @@ import (
 	"postern/internal/gmail"
 	"postern/internal/guide"
 	"postern/internal/imapserver"
+	"postern/internal/inside"
 	"postern/internal/inspect"
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
@@ -174,6 +175,7 @@ type daemon struct {
 	hooks    *webhook.Hooks
 	sampler  *sandbox.Sampler
 	logbook  *sandbox.Logbook
+	casts    *inside.Casts
 	commands *admission.Admission // judges and records what is started in sandboxes
 
 	e2b     *e2bapi.Server

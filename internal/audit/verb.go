@@ -181,6 +181,11 @@ const (
 	SandboxRunning      Verb = "sandbox.running"
 	SandboxStartAgain   Verb = "sandbox.start_again"
 	SandboxFork         Verb = "sandbox.fork"
+	SandboxTaken        Verb = "sandbox.taken"
+	SandboxShell        Verb = "sandbox.shell"
+	SandboxShellEnd     Verb = "sandbox.shell_end"
+	SandboxOrder        Verb = "sandbox.order"
+	SandboxOrderEnd     Verb = "sandbox.order_end"
 	SandboxNetwork      Verb = "sandbox.network"
 	SandboxTimeout      Verb = "sandbox.timeout"
 	SandboxPause        Verb = "sandbox.pause"
@@ -443,6 +448,11 @@ var verbs = map[Verb]verbRow{
 	SandboxRunning:      {Info, "sandbox started"},
 	SandboxStartAgain:   {Info, "start repeated"},
 	SandboxFork:         {Info, "sandbox forked"},
+	SandboxTaken:        {Notice, "file of a sandbox downloaded by a person"},
+	SandboxShell:        {Notice, "terminal opened by a person"},
+	SandboxShellEnd:     {Info, "terminal of a person ended"},
+	SandboxOrder:        {Notice, "command of a person begun"},
+	SandboxOrderEnd:     {Info, "command of a person ended"},
 	SandboxNetwork:      {Info, "network rules changed"},
 	SandboxTimeout:      {Info, "end moved"},
 	SandboxPause:        {Info, "pause began"},

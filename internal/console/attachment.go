@@ -232,10 +232,15 @@ const drawTime = 5 * time.Second
 
 // picture is a file's pixels as a new PNG file: see [preview.Redraw].
 func (s attachmentHandlers) picture(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	_, f, data, err := s.open(r, who)
+	_, _, data, err := s.open(r, who)
 	if err != nil {
 		return err
 	}
+	return s.draw(w, r, data)
+}
+
+// draw answers with the pixels of a picture.
+func (s *Server) draw(w http.ResponseWriter, r *http.Request, data []byte) error {
 	ctx, cancel := context.WithTimeout(r.Context(), drawTime)
 	defer cancel()
 	// The attack: a mail with fifty pictures of 16 megapixels takes all memory at once.
@@ -243,11 +248,11 @@ func (s attachmentHandlers) picture(w http.ResponseWriter, r *http.Request, who 
 	case s.drawing <- struct{}{}:
 		defer func() { <-s.drawing }()
 	case <-ctx.Done():
-		return fmt.Errorf("draw file %d of %s: %w", f.N, f.Action, errNoFile)
+		return fmt.Errorf("draw a picture: %w", errNoFile)
 	}
 	out, err := preview.Redraw(ctx, data, preview.ShownSide)
 	if errors.Is(err, preview.ErrPicture) || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("draw file %d of %s: %v: %w", f.N, f.Action, err, errNoFile)
+		return fmt.Errorf("draw a picture: %v: %w", err, errNoFile)
 	}
 	if err != nil {
 		return err

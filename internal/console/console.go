@@ -32,6 +32,7 @@ import (
 	"postern/internal/domain"
 	"postern/internal/door"
 	"postern/internal/gmail"
+	"postern/internal/inside"
 	"postern/internal/mailbox"
 	"postern/internal/notify"
 	"postern/internal/oauth"
@@ -86,6 +87,15 @@ type Config struct {
 	Record *audit.Keeper
 	// OAuth connects programs that an owner allows; nil means that none connect.
 	OAuth *oauth.Server
+	// Samples are what was measured of sandboxes; nil means nothing.
+	Samples *sandbox.Sampler
+	// Logs are what guests wrote; nil means that none are kept.
+	Logs *sandbox.Logbook
+	// Casts are the recordings of terminals; nil means that none are made.
+	Casts *inside.Casts
+	// PortAddress returns the URL at which a port of a sandbox is reached; nil means that
+	// this server has no domain for them.
+	PortAddress func(id string, port uint16) string
 	// RecordKeys returns their public keys; nil means that there are none.
 	RecordKeys func(context.Context) ([]audit.Key, error)
 	// Data is the data directory, whose size the disk's page shows; empty means that it is
@@ -110,6 +120,8 @@ type Server struct {
 	// verifying has capacity 1: reading the whole audit log is expensive.
 	verifying chan struct{}
 	disk      *diskMeter
+	inside    *inside.Door
+	shells    shells        // open terminals
 	drawing   chan struct{} // has capacity 2: a picture takes up to 200 MB while it is drawn
 	closed    chan struct{} // by Close
 	closing   sync.Once
@@ -132,7 +144,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, fleet *sandbox.Fl
 	return &Server{
 		log: log, db: db, gate: gate, fleet: fleet, post: post, domains: domains, conf: conf,
 		verifying: make(chan struct{}, 1), disk: newDiskMeter(conf.Data), drawing: make(chan struct{}, 2), closed: make(chan struct{}), briefs: map[string]brief{},
-		pulses: map[string]pulse{}, live: map[string]int{},
+		pulses: map[string]pulse{}, live: map[string]int{}, inside: inside.New(fleet), shells: shells{tickets: map[string]ticket{}},
 	}
 }
 
@@ -185,6 +197,8 @@ func (s *Server) table() []route {
 		attachmentHandlers{reviews{s}}.routes(),
 		editHandlers{actionHandlers{reviews{s}}}.routes(),
 		sandboxHandlers{reviews{s}}.routes(),
+		fileHandlers{sandboxHandlers{reviews{s}}}.routes(),
+		shellHandlers{sandboxHandlers{reviews{s}}}.routes(),
 		runHandlers{s}.routes(),
 		inboxHandlers{s}.routes(),
 		quarantineHandlers{reviews{s}}.routes(),
@@ -285,7 +299,7 @@ func (s *Server) session(r *http.Request) (auth.Principal, error) {
 // browsers can cache them.
 var version = sync.OnceValue(func() string {
 	h := sha256.New()
-	for _, name := range []string{"style.css", "live.js", "keys.js", "passkey.js"} {
+	for _, name := range []string{"style.css", "live.js", "keys.js", "passkey.js", "terminal.js", "xterm.js", "xterm-fit.js", "xterm.css"} {
 		b, err := static.ReadFile("static/" + name)
 		if err != nil {
 			panic(err) // unreachable: it is embedded

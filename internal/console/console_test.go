@@ -714,8 +714,8 @@ func TestSandboxes(t *testing.T) {
 		t.Fatal(err)
 	}
 	page := "/console/sandboxes/" + s.ID
-	contains(t, "list", f.get("/console/sandboxes").body, s.ID, "running", "analyst@agents.test", "example.com", "in 59 min")
-	contains(t, "one", f.get(page).body, `totals \u{202e}gpj`, "base", "End sandbox")
+	contains(t, "list", f.get("/console/sandboxes").body, s.ID, "running", ">analyst<", "base", "in 59 min", "1 sandbox")
+	contains(t, "one", f.get(page).body, `totals \u{202e}gpj`, "base", "Kill it now", "example.com", "analyst@agents.test")
 	if a := f.get(page + "/kill"); a.status != http.StatusMethodNotAllowed {
 		t.Errorf("GET kill: %d, want 405", a.status)
 	}

@@ -145,7 +145,7 @@ func returnPath(r *http.Request) string {
 	case strings.HasPrefix(p, "/console/people/invitations/"):
 		return "/console/people"
 	}
-	for _, form := range []string{"/decision", "/resolution", "/kill", "/verify", "/check", "/remove", "/settings", "/limits", "/delete", "/restore", "/revoke", "/mode", "/code", "/allow", "/disallow", "/off", "/end", "/comment", "/snooze", "/wake", "/assign", "/cancel", "/edit", "/role", "/reach", "/disable", "/enable", "/reset"} {
+	for _, form := range []string{"/decision", "/resolution", "/kill", "/pause", "/resume", "/fork", "/extend", "/download", "/command", "/terminal", "/verify", "/check", "/remove", "/settings", "/limits", "/delete", "/restore", "/revoke", "/mode", "/code", "/allow", "/disallow", "/off", "/end", "/comment", "/snooze", "/wake", "/assign", "/cancel", "/edit", "/role", "/reach", "/disable", "/enable", "/reset"} {
 		p = strings.TrimSuffix(p, form)
 	}
 	return localPath(p)

@@ -53,7 +53,7 @@ func wellFormed(t testing.TB, what, page string) {
 			switch src, _ := attribute(tok, "src"); tok.Data {
 			case "script": // ours, a file
 				name, _, ok := strings.Cut(strings.TrimPrefix(src, "/console/static/"), ".js?v=")
-				if !ok || !slices.Contains([]string{"live", "keys", "passkey"}, name) {
+				if !ok || !slices.Contains([]string{"live", "keys", "passkey", "xterm", "xterm-fit", "terminal"}, name) {
 					t.Errorf("%s: has the script %q", what, src)
 				}
 			case "iframe": // where nothing runs, and nothing knows who looks
@@ -132,7 +132,7 @@ func isRedrawn(tok html.Token) bool {
 }
 
 var redrawn = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^/console/actions/act_[A-Z2-7]{26}/files/[0-9]+/picture\?digest=[0-9a-f]{64}$`)
+	return regexp.MustCompile(`^/console/(actions/act_[A-Z2-7]{26}/files/[0-9]+/picture\?digest=[0-9a-f]{64}|sandboxes/i[a-z0-9]{20}/picture\?path=[A-Za-z0-9%._+-]+)$`)
 })
 
 func attribute(tok html.Token, name string) (string, bool) {

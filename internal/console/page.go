@@ -37,10 +37,12 @@ type page struct {
 	Who     auth.Principal // who is signed in; of no kind if nobody is
 	Here    string         // its place in the navigation, or empty
 	Refresh int            // seconds until it is asked for again where no script runs; 0 means never
+	Tick    int            // seconds after which the script renews it; 0 means never
 	Watch   string         // what the script watches: "queue", or the id of an action; empty means the count alone
 	Mark    string         // how what is watched stands, as [Server.events] would tell it
 	Passkey bool           // its script asks the browser for a passkey
 	KeysOff bool           // who is signed in has turned the console's keys off
+	Shell   bool           // its scripts are those of a terminal
 	Body    any
 
 	shape string // of the layout; empty means "page"
@@ -48,6 +50,12 @@ type page struct {
 
 // PasskeyJS returns the address of the script that asks for a passkey.
 func (page) PasskeyJS() string { return "/console/static/passkey.js?v=" + version() }
+
+// TerminalJS and XtermJS return the addresses of the scripts of a terminal.
+func (page) TerminalJS() string { return "/console/static/terminal.js?v=" + version() }
+func (page) XtermJS() string    { return "/console/static/xterm.js?v=" + version() }
+func (page) FitJS() string      { return "/console/static/xterm-fit.js?v=" + version() }
+func (page) XtermCSS() string   { return "/console/static/xterm.css?v=" + version() }
 
 // JS returns the address of the script that keeps pages current.
 func (page) JS() string { return "/console/static/live.js?v=" + version() }
@@ -162,6 +170,10 @@ var funcs = template.FuncMap{
 	"clock":         func(t time.Time) string { return t.UTC().Format(time.TimeOnly) },
 	"begin":         func(s string, n int) string { return s[:min(n, len(s))] },
 	"int":           func(n int64) int { return int(n) },
+	"fileLink":      fileLink,
+	"dirLink":       dirLink,
+	"spent":         spent,
+	"mib":           func(n int64) int64 { return n >> 20 },
 	"endState":      func(s sandbox.State) string { return or(endStates[s], string(s)) },
 }
 

@@ -48,12 +48,15 @@
     if (link) link.href = location.pathname + location.search
   }
 
-  async function renew() {
+  // renew fetches the page and replaces #live. Quiet ones leave it as it is if somebody
+  // uses it, without a word: they come again.
+  async function renew(quiet) {
+    const old = region()
+    if (quiet === true && (busy || !old || document.hidden || inUse(old))) return
     if (busy) {
       again = true
       return
     }
-    const old = region()
     if (!old || inUse(old)) return say()
     busy = true
     try {
@@ -61,6 +64,7 @@
       if (!answer.ok) throw new Error(String(answer.status))
       const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
       const fresh = page.getElementById('live')
+      if (quiet === true && (!fresh || inUse(old))) return
       if (!fresh || inUse(old)) return say() // something was typed meanwhile
       const open = new Set([...old.querySelectorAll('details[open][id]')].map((d) => d.id))
       old.replaceWith(document.importNode(fresh, true))
@@ -68,7 +72,7 @@
       mark = page.documentElement.dataset.mark || mark
       if (bar) bar.hidden = true
     } catch {
-      say()
+      if (quiet !== true) say()
     } finally {
       busy = false
       if (again) {
@@ -95,6 +99,8 @@
     }
   }
   listen()
+  const tick = Number(root.dataset.tick || 0)
+  if (tick > 0) setInterval(() => renew(true), tick * 1000)
   addEventListener('pagehide', () => source.close())
   addEventListener('pageshow', (e) => {
     if (e.persisted) listen()

@@ -1,0 +1,438 @@
+package console
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/inside"
+	"postern/internal/store"
+)
+
+// Limits of terminals.
+const (
+	ticketFor   = 30 * time.Second // within which the page's script must come
+	maxTickets  = 200
+	maxShells   = 8         // open ones of one person
+	maxTyped    = 64 << 10  // bytes of one message from a browser
+	unseenMost  = 256 << 10 // bytes that were sent and not yet drawn; then the shell waits
+	shellCheck  = 3 * time.Second
+	shellIdle   = 30 * time.Minute // without a key
+	sendPatient = 30 * time.Second
+)
+
+// A ticket lets one WebSocket open a terminal. A form makes it, which a link or a page of
+// another origin cannot send; it is used once.
+type ticket struct {
+	who     auth.Principal
+	sandbox string
+	record  bool
+	until   time.Time
+}
+
+// shells are what is known of terminals. The zero value is not ready.
+type shells struct {
+	mu      sync.Mutex // guards what follows
+	tickets map[string]ticket
+	open    map[string]int // by person
+}
+
+// issue returns a new ticket's name.
+func (s *shells) issue(t ticket) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, old := range s.tickets {
+		if time.Now().After(old.until) {
+			delete(s.tickets, name)
+		}
+	}
+	if len(s.tickets) >= maxTickets {
+		return "", errStreams
+	}
+	name := rand.Text()
+	s.tickets[name] = t
+	return name, nil
+}
+
+// use returns the ticket of this name if it is who's for the sandbox, once.
+func (s *shells) use(name string, who auth.Principal, sandbox string) (ticket, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t, ok := s.tickets[name]
+	if !ok || t.who.String() != who.String() || t.who.Project != who.Project || t.sandbox != sandbox || time.Now().After(t.until) {
+		return ticket{}, false // what is another's stays his
+	}
+	delete(s.tickets, name)
+	return t, true
+}
+
+// enter reserves one of who's terminals and returns the function that frees it.
+func (s *shells) enter(who auth.Principal) (func(), error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := who.Project + " " + who.ID
+	if s.open[key] >= maxShells {
+		return nil, errStreams
+	}
+	if s.open == nil {
+		s.open = map[string]int{}
+	}
+	s.open[key]++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.open[key]--; s.open[key] == 0 {
+			delete(s.open, key)
+		}
+	}, nil
+}
+
+// shellHandlers let an owner work in a sandbox. The right is the one that the project's own
+// key has: who may create sandboxes may work in them.
+type shellHandlers struct{ sandboxHandlers }
+
+func (s shellHandlers) routes() []route {
+	return []route{
+		{"POST", "/console/sandboxes/{id}/command", manages, s.command},
+		{"POST", "/console/sandboxes/{id}/terminal", manages, s.terminal},
+		{"GET", "/console/sandboxes/{id}/socket", manages, s.socket},
+		{"GET", "/console/sandboxes/{id}/recordings/{name}", decides, s.recording},
+	}
+}
+
+// A shellPage is the page of a terminal.
+type shellPage struct {
+	listedSandbox
+	Ticket string
+	Record bool
+	Why    string
+}
+
+// terminal makes the page of a terminal, whose script then opens it.
+func (s shellHandlers) terminal(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	l, err := s.find(r, who)
+	if err != nil {
+		return err
+	}
+	v := shellPage{listedSandbox: l, Record: r.PostForm.Get("record") == "1" && s.conf.Casts != nil}
+	switch {
+	case l.Bound():
+		return s.showSandbox(w, r, who, http.StatusConflict, "A contract binds this sandbox, so nobody opens a terminal in it.")
+	case !l.IsUp():
+		return s.showSandbox(w, r, who, http.StatusConflict, "A terminal needs a sandbox that runs.")
+	}
+	if v.Ticket, err = s.shells.issue(ticket{who, l.ID, v.Record, time.Now().Add(ticketFor)}); err != nil {
+		return err
+	}
+	return s.render(w, http.StatusOK, page{Name: "terminal", Title: "Terminal", Who: who, Here: "sandboxes", Shell: true, Body: &v})
+}
+
+// note writes an entry about what a person does in a sandbox.
+func (s shellHandlers) note(ctx context.Context, who auth.Principal, verb audit.Verb, id string, f audit.Fields) error {
+	return s.db.UpdateIn(ctx, store.Thing(who.Project, id), func(tx *store.Tx) error {
+		return audit.Append(ctx, tx, who, verb, id, f)
+	})
+}
+
+// A ranPage is the output of a command.
+type ranPage struct {
+	listedSandbox
+	inside.Ran
+	Line, Dir string
+	Text      string
+	Why       string
+}
+
+// command runs one line for who has no script, or needs no more.
+func (s shellHandlers) command(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	l, err := s.find(r, who)
+	if err != nil {
+		return err
+	}
+	line, dir := r.PostForm.Get("line"), or(strings.TrimSpace(r.PostForm.Get("dir")), homeDir)
+	switch {
+	case strings.TrimSpace(line) == "" || len(line) > 8<<10 || strings.ContainsRune(line, 0):
+		return fmt.Errorf("%w: write a command of at most 8192 bytes", errForm)
+	case inside.CheckPath(dir) != nil:
+		return fmt.Errorf("%w: the directory must be an absolute path without . and ..", errForm)
+	case !l.IsUp() || l.Bound():
+		return s.showSandbox(w, r, who, http.StatusConflict, "A command needs a sandbox that runs and that no contract binds.")
+	}
+	leave, err := s.shells.enter(who)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	ctx := r.Context()
+	// The record first: what is begun and breaks off is on it. As with agents' commands it
+	// has the digest, since a line may hold a password.
+	if err := s.note(ctx, who, audit.SandboxOrder, l.ID, audit.Fields{"sha256": sum([]byte(line)), "bytes": strconv.Itoa(len(line))}); err != nil {
+		return err
+	}
+	v := ranPage{listedSandbox: l, Line: line, Dir: dir}
+	status := http.StatusOK
+	if v.Ran, err = s.inside.Run(ctx, who, l.ID, dir, line); err != nil {
+		v.Why, status = insideWords(err), http.StatusConflict
+	}
+	v.Text = strings.ToValidUTF8(string(v.Output), "\uFFFD")
+	after := context.WithoutCancel(ctx)
+	f := audit.Fields{"ms": strconv.FormatInt(v.Took.Milliseconds(), 10)}
+	if err == nil {
+		f["exit"] = strconv.Itoa(v.Code)
+	}
+	if err := s.note(after, who, audit.SandboxOrderEnd, l.ID, f); err != nil {
+		return err
+	}
+	return s.render(w, status, page{Name: "ran", Title: "Command", Who: who, Here: "sandboxes", Body: &v})
+}
+
+// recording sends the recording of a terminal. It is what a sandbox wrote, so it leaves as
+// a file does, and is never shown as a page.
+func (s shellHandlers) recording(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	l, err := s.find(r, who)
+	if err != nil {
+		return err
+	}
+	if s.conf.Casts == nil {
+		return errNoFile
+	}
+	b, err := s.conf.Casts.Open(l.ID, r.PathValue("name"))
+	if err != nil {
+		return err
+	}
+	return download(w, r.PathValue("name"), b)
+}
+
+// sameOrigin returns an error unless the request comes from a page of this console. The
+// attack: a page of another origin opens the WebSocket, which browsers allow, with the
+// person's cookie. Unlike a fetch, it may not leave out where it comes from.
+func sameOrigin(r *http.Request) error {
+	u, err := url.Parse(r.Header.Get("Origin"))
+	if err != nil || u.Host == "" || !strings.EqualFold(u.Host, r.Host) {
+		return fmt.Errorf("header Origin is %.100q: a terminal opens from the console alone: %w", r.Header.Get("Origin"), auth.ErrForbidden)
+	}
+	return nil
+}
+
+// socket is one terminal. It ends with the person's session or right, with the sandbox,
+// and after half an hour without a key.
+func (s shellHandlers) socket(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	if err := sameOrigin(r); err != nil {
+		return err
+	}
+	l, err := s.find(r, who)
+	if err != nil {
+		return err
+	}
+	t, ok := s.shells.use(r.URL.Query().Get("ticket"), who, l.ID)
+	if !ok {
+		return fmt.Errorf("a ticket for a terminal: %w", auth.ErrForbidden)
+	}
+	leave, err := s.shells.enter(who)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	number := func(name string, otherwise uint64) uint32 {
+		n, err := strconv.ParseUint(r.URL.Query().Get(name), 10, 16)
+		if err != nil {
+			n = otherwise
+		}
+		return uint32(n)
+	}
+	cols, rows := number("cols", 80), number("rows", 24)
+	if err := s.note(r.Context(), who, audit.SandboxShell, l.ID, audit.Fields{"recorded": strconv.FormatBool(t.record)}); err != nil {
+		return err
+	}
+	begun := time.Now()
+	why := "it did not open"
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 10*time.Second)
+		defer cancel()
+		f := audit.Fields{"ms": strconv.FormatInt(time.Since(begun).Milliseconds(), 10), "reason": why}
+		if err := s.note(ctx, who, audit.SandboxShellEnd, l.ID, f); err != nil {
+			s.log.ErrorContext(ctx, "record the end of a terminal", "sandbox", l.ID, "err", err)
+		}
+	}()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
+	defer cancel()
+	term, err := s.inside.OpenTerminal(ctx, who, l.ID, cols, rows)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = term.Close() }()
+	conn, err := websocket.Accept(w, r, nil)
+	if err != nil {
+		s.log.DebugContext(ctx, "open a terminal's socket", "err", err)
+		return nil // it is answered
+	}
+	defer func() { _ = conn.CloseNow() }()
+	conn.SetReadLimit(maxTyped)
+	one := &oneShell{s: s, who: who, r: r, conn: conn, term: term, drawn: make(chan struct{}, 1)}
+	one.typed.Store(begun.UnixNano())
+	if t.record {
+		if one.cast, err = s.conf.Casts.Record(l.ID, cols, rows); err != nil {
+			return s.endShell(ctx, one, "the recording could not begin")
+		}
+		defer func() { _ = one.cast.Close() }()
+	}
+	why = one.run(ctx, cancel)
+	return s.endShell(ctx, one, why)
+}
+
+// endShell tells the browser why.
+func (s shellHandlers) endShell(ctx context.Context, one *oneShell, why string) error {
+	b, err := json.Marshal(map[string]string{"end": why})
+	if err == nil {
+		short, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		if one.conn.Write(short, websocket.MessageText, b) == nil {
+			_ = one.conn.Close(websocket.StatusNormalClosure, "")
+		}
+	}
+	return nil
+}
+
+// A oneShell carries bytes between a browser and a terminal.
+type oneShell struct {
+	s    shellHandlers
+	who  auth.Principal
+	r    *http.Request
+	conn *websocket.Conn
+	term *inside.Terminal
+
+	castMu sync.Mutex // guards cast
+	cast   *inside.Recorder
+
+	unseen atomic.Int64  // bytes that were sent and not drawn
+	drawn  chan struct{} // told that unseen fell
+	typed  atomic.Int64  // when a key came last, in Unix nanoseconds
+}
+
+// run returns why the terminal ended.
+func (o *oneShell) run(ctx context.Context, cancel context.CancelFunc) string {
+	why := make(chan string, 3)
+	go func() { why <- o.show(ctx) }()
+	go func() { why <- o.typing(ctx) }()
+	go func() { why <- o.guard(ctx) }()
+	first := <-why
+	cancel()
+	return first
+}
+
+// guard ends the terminal of somebody whose session or right has ended.
+func (o *oneShell) guard(ctx context.Context) string {
+	t := time.NewTicker(shellCheck)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return "the server ended it"
+		case <-o.s.closed:
+			return "the server stops"
+		case <-t.C:
+		}
+		now, err := o.s.session(o.r)
+		if err != nil || now.String() != o.who.String() || now.Project != o.who.Project || !manages.holds(now) {
+			return "the session or the right ended"
+		}
+		if time.Since(time.Unix(0, o.typed.Load())) > shellIdle {
+			return "no key for half an hour"
+		}
+	}
+}
+
+// show sends what the shell writes. It reads no more while the browser has not drawn what
+// it was sent: the attack is a program that floods.
+func (o *oneShell) show(ctx context.Context) string {
+	for {
+		for o.unseen.Load() > unseenMost {
+			select {
+			case <-o.drawn:
+			case <-ctx.Done():
+				return "the server ended it"
+			}
+		}
+		b, err := o.term.Read()
+		if errors.Is(err, io.EOF) {
+			return "the shell ended"
+		}
+		if err != nil {
+			o.s.log.DebugContext(ctx, "read a terminal", "err", err)
+			return "the sandbox ended or does not answer"
+		}
+		o.castMu.Lock()
+		if o.cast != nil {
+			if _, err := o.cast.Write(b); err != nil {
+				o.castMu.Unlock()
+				return "the recording failed" // what the person asked for is not done
+			}
+		}
+		o.castMu.Unlock()
+		o.unseen.Add(int64(len(b)))
+		send, cancel := context.WithTimeout(ctx, sendPatient)
+		err = o.conn.Write(send, websocket.MessageBinary, b)
+		cancel()
+		if err != nil {
+			return "the browser left"
+		}
+	}
+}
+
+// A typedMessage is what a browser sends: one of its fields.
+type typedMessage struct {
+	In   string    `json:"in"`   // what was typed
+	Size [2]uint32 `json:"size"` // columns and rows
+	Ack  int64     `json:"ack"`  // bytes that were drawn
+}
+
+// typing passes on what is typed.
+func (o *oneShell) typing(ctx context.Context) string {
+	for {
+		kind, b, err := o.conn.Read(ctx)
+		if err != nil {
+			return "the browser left"
+		}
+		var m typedMessage
+		if kind != websocket.MessageText || json.Unmarshal(b, &m) != nil {
+			return "the browser sent what no terminal sends"
+		}
+		switch {
+		case m.Ack > 0:
+			if left := o.unseen.Add(-min(m.Ack, o.unseen.Load())); left <= unseenMost {
+				select {
+				case o.drawn <- struct{}{}:
+				default:
+				}
+			}
+		case m.Size[0] > 0:
+			o.castMu.Lock()
+			if o.cast != nil {
+				_ = o.cast.Size(m.Size[0], m.Size[1])
+			}
+			o.castMu.Unlock()
+			if err := o.term.Resize(ctx, m.Size[0], m.Size[1]); err != nil {
+				o.s.log.DebugContext(ctx, "resize a terminal", "err", err)
+			}
+		case m.In != "":
+			o.typed.Store(time.Now().UnixNano())
+			if err := o.term.Write(ctx, []byte(m.In)); err != nil {
+				return "the sandbox ended or does not answer"
+			}
+		}
+	}
+}

@@ -1,0 +1,217 @@
+package inside
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"postern/internal/store"
+)
+
+// Limits of recordings. They stay as long as the logs of sandboxes.
+const (
+	castSize = 8 << 20 // bytes of the longest recording
+	castEach = 50      // of one sandbox
+	castFor  = 7 * 24 * time.Hour
+	castAll  = 512 << 20 // bytes of all
+)
+
+var castName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(i[a-z0-9]{20})-([0-9]{13,17})\.cast$`)
+})
+
+// Casts keeps recordings of terminals in a directory, as asciicast v2 files: what was shown,
+// never what was typed, so that no password is in them that was not shown. They are not
+// encrypted, like the logs beside them. It is safe for concurrent use.
+type Casts struct {
+	log *slog.Logger
+	dir string
+}
+
+// NewCasts returns the recordings in dir, and creates dir if it does not exist.
+func NewCasts(log *slog.Logger, dir string) (*Casts, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make directory of recordings: %w", err)
+	}
+	return &Casts{log, dir}, nil
+}
+
+// A Cast describes one recording.
+type Cast struct {
+	Name string // of the file
+	At   time.Time
+	Size int64
+}
+
+// A Recorder writes one recording. Its methods are called by one goroutine at a time.
+type Recorder struct {
+	file  *os.File
+	begun time.Time
+	left  int64
+	rest  []byte // of a character that is not complete
+	Full  bool   // the recording is as long as it may be, and what came later is not in it
+}
+
+// Record begins a recording of a sandbox's terminal.
+func (c *Casts) Record(id string, cols, rows uint32) (*Recorder, error) {
+	old, err := c.List(id)
+	if err != nil {
+		return nil, err
+	}
+	for len(old) >= castEach {
+		if err := os.Remove(filepath.Join(c.dir, old[len(old)-1].Name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("remove an old recording: %w", err)
+		}
+		old = old[:len(old)-1]
+	}
+	now := time.Now()
+	name := id + "-" + strconv.FormatInt(now.UnixMicro(), 10) + ".cast"
+	if !castName().MatchString(name) {
+		return nil, fmt.Errorf("record %q: %w", id, store.ErrNotFound)
+	}
+	f, err := os.OpenFile(filepath.Join(c.dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("begin a recording: %w", err)
+	}
+	r := &Recorder{file: f, begun: now, left: castSize}
+	s := size(cols, rows)
+	head, err := json.Marshal(map[string]any{"version": 2, "width": s.GetCols(), "height": s.GetRows(), "timestamp": now.Unix(), "env": map[string]string{"TERM": "xterm-256color"}})
+	if err == nil {
+		err = r.line(head)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("begin a recording: %w", err), f.Close())
+	}
+	return r, nil
+}
+
+// Size notes that the window changed.
+func (r *Recorder) Size(cols, rows uint32) error {
+	s := size(cols, rows)
+	return r.event("r", fmt.Sprintf("%dx%d", s.GetCols(), s.GetRows()))
+}
+
+// Write notes what was shown. It fails only if the disk does.
+func (r *Recorder) Write(p []byte) (int, error) {
+	b := append(r.rest, p...)
+	keep := len(b)
+	for i := 1; i < utf8.UTFMax && i <= len(b); i++ { // the end may be the middle of a character
+		if utf8.RuneStart(b[len(b)-i]) {
+			if !utf8.FullRune(b[len(b)-i:]) {
+				keep = len(b) - i
+			}
+			break
+		}
+	}
+	err := r.event("o", strings.ToValidUTF8(string(b[:keep]), "\uFFFD"))
+	r.rest = slices.Clone(b[keep:])
+	return len(p), err
+}
+
+func (r *Recorder) event(kind, text string) error {
+	b, err := json.Marshal([]any{time.Since(r.begun).Seconds(), kind, text})
+	if err != nil {
+		return err
+	}
+	return r.line(b)
+}
+
+func (r *Recorder) line(b []byte) error {
+	// The attack: a program that floods its terminal fills the disk.
+	if r.Full = r.Full || int64(len(b))+1 > r.left; r.Full {
+		return nil
+	}
+	n, err := r.file.Write(append(b, '\n'))
+	r.left -= int64(n)
+	return err
+}
+
+// Close ends the recording.
+func (r *Recorder) Close() error { return r.file.Close() }
+
+// List returns the recordings of a sandbox, newest first. The caller has checked whose it is.
+func (c *Casts) List(id string) (out []Cast, err error) {
+	all, err := c.all()
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(all, func(x Cast) bool { return !strings.HasPrefix(x.Name, id+"-") }), nil
+}
+
+func (c *Casts) all() (out []Cast, err error) {
+	files, err := os.ReadDir(c.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list recordings: %w", err)
+	}
+	for _, f := range files {
+		m := castName().FindStringSubmatch(f.Name())
+		st, err := f.Info()
+		if m == nil || err != nil || !st.Mode().IsRegular() {
+			continue
+		}
+		us, err := strconv.ParseInt(m[2], 10, 64)
+		if err != nil {
+			continue // unreachable: digits
+		}
+		out = append(out, Cast{f.Name(), store.FromTime(us), st.Size()})
+	}
+	slices.SortFunc(out, func(a, b Cast) int { return cmp.Or(b.At.Compare(a.At), strings.Compare(a.Name, b.Name)) })
+	return out, nil
+}
+
+// Open returns one recording of a sandbox.
+func (c *Casts) Open(id, name string) ([]byte, error) {
+	if m := castName().FindStringSubmatch(name); m == nil || m[1] != id {
+		return nil, fmt.Errorf("recording %.60q of %s: %w", name, id, store.ErrNotFound)
+	}
+	b, err := os.ReadFile(filepath.Join(c.dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("recording %s: %w", name, store.ErrNotFound)
+	}
+	return b, err
+}
+
+// Run removes old recordings until ctx is done.
+func (c *Casts) Run(ctx context.Context) error {
+	t := time.NewTicker(time.Hour)
+	defer t.Stop()
+	for {
+		if err := c.prune(time.Now()); err != nil {
+			c.log.ErrorContext(ctx, "prune recordings of terminals", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+		}
+	}
+}
+
+// prune removes recordings that are a week old, and then the oldest until the rest fits.
+func (c *Casts) prune(now time.Time) error {
+	all, err := c.all()
+	if err != nil {
+		return err
+	}
+	var total int64
+	var errs []error
+	for _, x := range all {
+		if total += x.Size; total > castAll || now.Sub(x.At) > castFor {
+			errs = append(errs, os.Remove(filepath.Join(c.dir, x.Name)))
+		}
+	}
+	return errors.Join(errs...)
+}
