@@ -165,9 +165,8 @@ func (r *review) permissions() (out []permission) {
 // Ends of what is allowed with an approval.
 var ends = []struct {
 	Value, Text string
-	Mails       int
 	Days        int
-}{{"day", "for one day", 0, 1}, {"week", "for 7 days", 0, 7}, {"twenty", "for 20 mails, at most 30 days", 20, 30}, {"month", "for 30 days", 0, 30}}
+}{{"day", "for one day", 1}, {"week", "for 7 days", 7}, {"month", "for 30 days", 30}}
 
 // allowed reads what a form allows besides the action; nil if nothing.
 func allowed(r *http.Request) (*oversight.Allowance, error) {
@@ -176,7 +175,6 @@ func allowed(r *http.Request) (*oversight.Allowance, error) {
 	}
 	i := slices.IndexFunc(ends, func(e struct {
 		Value, Text string
-		Mails       int
 		Days        int
 	}) bool {
 		return e.Value == r.PostForm.Get("ends")
@@ -185,7 +183,7 @@ func allowed(r *http.Request) (*oversight.Allowance, error) {
 	if i < 0 || !ok {
 		return nil, fmt.Errorf("%w: scope and end must be what the page offers", errForm)
 	}
-	w := &oversight.Allowance{Files: r.PostForm.Get("files") == "yes", Mails: ends[i].Mails, Until: time.Now().Add(time.Duration(ends[i].Days) * 24 * time.Hour)}
+	w := &oversight.Allowance{Files: r.PostForm.Get("files") == "yes", Until: time.Now().Add(time.Duration(ends[i].Days) * 24 * time.Hour)}
 	switch kind {
 	case "address":
 		w.Address = value

@@ -40,6 +40,7 @@ type AllowEntry struct {
 	CreatedBy string    // the person who allowed it
 	Action    string    // by which the agent asked for it, or empty
 	Expires   time.Time // zero means never
+	NoFiles   bool      // it does not cover mail with files
 }
 
 const (
@@ -102,8 +103,8 @@ func SealedAllowed() store.Sealed {
 }
 
 // listed reports whether the allow list of an inbox matches every address in
-// to. Rows that are not authentic do not count.
-func listed(ctx context.Context, tx *store.Tx, inbox string, to []string) (bool, error) {
+// to, for mail with or without files. Rows that are not authentic do not count.
+func listed(ctx context.Context, tx *store.Tx, inbox string, to []string, files bool) (bool, error) {
 	if len(to) == 0 {
 		return false, nil
 	}
@@ -113,7 +114,8 @@ func listed(ctx context.Context, tx *store.Tx, inbox string, to []string) (bool,
 	}
 	has := make(map[string]bool, len(rows))
 	for _, r := range rows {
-		if p, ok := r.Values["pattern"].(string); ok && r.Holds {
+		p, ok := r.Values["pattern"].(string)
+		if without, _ := r.Values["no_files"].(int64); ok && r.Holds && (without == 0 || !files) {
 			has[p] = true
 		}
 	}
@@ -141,9 +143,9 @@ func allows(patterns map[string]bool, address string) bool {
 
 func scanAllowed(row func(...any) error) (AllowEntry, error) {
 	var e AllowEntry
-	var created, expires int64
-	err := row(&e.ID, &e.Inbox, &e.Pattern, &created, &e.CreatedBy, &e.Action, &expires)
-	e.Created, e.Expires = store.FromTime(created), store.FromTime(expires)
+	var created, expires, without int64
+	err := row(&e.ID, &e.Inbox, &e.Pattern, &created, &e.CreatedBy, &e.Action, &expires, &without)
+	e.Created, e.Expires, e.NoFiles = store.FromTime(created), store.FromTime(expires), without == 1
 	return e, err
 }
 
@@ -155,7 +157,7 @@ func (l *AllowLists) Entries(ctx context.Context, who auth.Principal, inbox stri
 		if err != nil {
 			return err
 		}
-		out, err = store.List(ctx, tx, scanAllowed, `select id, inbox_id, pattern, created_at, created_by, action_id, expires_at from allow_entry
+		out, err = store.List(ctx, tx, scanAllowed, `select id, inbox_id, pattern, created_at, created_by, action_id, expires_at, no_files from allow_entry
 			where inbox_id = $1 and (expires_at = 0 or expires_at > $2)`, b.ID, store.Time(time.Now()))
 		if err != nil {
 			return fmt.Errorf("read allow list of inbox %s: %w", b.ID, err)
@@ -192,7 +194,7 @@ func (l *AllowLists) Add(ctx context.Context, who auth.Principal, inbox, pattern
 		if err := l.gate.ByHand(ctx, tx, who, listing(b, pattern, until)); err != nil {
 			return err
 		}
-		e, err = addAllowed(ctx, tx, who, b, pattern, until, "")
+		e, err = addAllowed(ctx, tx, who, b, AllowEntry{Pattern: pattern, Expires: until})
 		return err
 	})
 	return e, err
@@ -212,7 +214,10 @@ func checkAllowed(pattern string, until time.Time) (string, error) {
 	return pattern, err
 }
 
-func addAllowed(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, pattern string, until time.Time, action string) (AllowEntry, error) {
+// addAllowed adds what in says to the allow list of b: its Pattern, Expires, Action and
+// NoFiles.
+func addAllowed(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, in AllowEntry) (AllowEntry, error) {
+	pattern, until, action := in.Pattern, in.Expires, in.Action
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	// Expired entries do not count against the limit.
 	if _, err := tx.ExecContext(ctx, `delete from allow_entry where inbox_id = $1 and expires_at > 0 and expires_at <= $2`, b.ID, store.Time(now)); err != nil {
@@ -225,17 +230,21 @@ func addAllowed(ctx context.Context, tx *store.Tx, who auth.Principal, b directo
 	if n >= maxAllowed {
 		return AllowEntry{}, fmt.Errorf("%w: the allow list has %d entries, which is the limit", directory.ErrInvalid, n)
 	}
-	e, err := scanAllowed(tx.QueryRowContext(ctx, `insert into allow_entry (id, inbox_id, pattern, created_at, created_by, action_id, expires_at) values ($1, $2, $3, $4, $5, $6, $7)
-		on conflict (inbox_id, pattern) do update set created_at = excluded.created_at, created_by = excluded.created_by, action_id = excluded.action_id, expires_at = excluded.expires_at
-		returning id, inbox_id, pattern, created_at, created_by, action_id, expires_at`,
-		"alw_"+rand.Text(), b.ID, pattern, store.Time(now), who.String(), action, store.Time(until)).Scan)
+	e, err := scanAllowed(tx.QueryRowContext(ctx, `insert into allow_entry (id, inbox_id, pattern, created_at, created_by, action_id, expires_at, no_files) values ($1, $2, $3, $4, $5, $6, $7, $8)
+		on conflict (inbox_id, pattern) do update set created_at = excluded.created_at, created_by = excluded.created_by, action_id = excluded.action_id, expires_at = excluded.expires_at, no_files = excluded.no_files
+		returning id, inbox_id, pattern, created_at, created_by, action_id, expires_at, no_files`,
+		"alw_"+rand.Text(), b.ID, pattern, store.Time(now), who.String(), action, store.Time(until), store.Flag(in.NoFiles)).Scan)
 	if err != nil {
 		return AllowEntry{}, fmt.Errorf("add to allow list of inbox %s: %w", b.ID, err)
 	}
 	if err := tx.Seal(ctx, SealedAllowed(), `id = $1`, e.ID); err != nil {
 		return AllowEntry{}, err
 	}
-	return e, audit.Append(ctx, tx, who, audit.InboxAllow, b.ID, audit.Fields{"pattern": pattern, "expires_at": ends(until), "entry": e.ID, "action": action})
+	f := audit.Fields{"pattern": pattern, "expires_at": ends(until), "entry": e.ID, "action": action}
+	if in.NoFiles {
+		f["files"] = "asked about"
+	}
+	return e, audit.Append(ctx, tx, who, audit.InboxAllow, b.ID, f)
 }
 
 // Remove takes an entry, named by its id or its pattern, off an inbox's allow
@@ -306,7 +315,7 @@ func (x allowExecutor) Execute(ctx context.Context, a oversight.Action) oversigh
 		if !r.Until.IsZero() && !r.Until.After(time.Now()) {
 			return "the requested expiry has passed", nil
 		}
-		_, err := addAllowed(ctx, tx, who, b, r.Pattern, r.Until, a.ID)
+		_, err := addAllowed(ctx, tx, who, b, AllowEntry{Pattern: r.Pattern, Expires: r.Until, Action: a.ID})
 		if errors.Is(err, directory.ErrInvalid) {
 			return err.Error(), nil
 		}

@@ -29,6 +29,7 @@ var (
 	_ oversight.Stopper   = sendExecutor{}
 	_ oversight.Teller    = sendExecutor{}
 	_ oversight.Finder    = sendExecutor{}
+	_ oversight.Allower   = sendExecutor{}
 )
 
 // Execute implements [oversight.Executor].

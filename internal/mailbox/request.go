@@ -63,7 +63,7 @@ func (m *PostOffice) weigh(ctx context.Context, tx *store.Tx, b directory.Inbox,
 	if r.Mode, err = modeToJudgeBy(ctx, tx, b); err != nil {
 		return err
 	}
-	if r.Listed, err = listed(ctx, tx, b.ID, r.To); err != nil {
+	if r.Listed, err = listed(ctx, tx, b.ID, r.To, len(r.Files) > 0); err != nil {
 		return err
 	}
 	r.History, err = m.history(ctx, tx, b.ID, r.To)

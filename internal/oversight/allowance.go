@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/policy"
 	"postern/internal/store"
 )
 
@@ -17,7 +19,6 @@ type Allowance struct {
 	Address string    // of the recipient, or the host of a request
 	Domain  string    // all addresses of a domain
 	Files   bool      // also mail with files
-	Mails   int       // at most so many mails; 0 means any number
 	Until   time.Time // at most MaxAllowance ahead
 }
 
@@ -51,6 +52,9 @@ func (g *Gate) allow(ctx context.Context, tx *store.Tx, who auth.Principal, a *A
 		// The attack: a lookalike that was ticked for one mail gets an open door. One tick is
 		// for this action alone.
 		return refuse("it has a grave finding, so each one is reviewed")
+	case slices.ContainsFunc(a.Request.Findings, func(f policy.Finding) bool { return f.Kind == policy.FindHidden }):
+		// Also where the policy does not call it grave: a later mail would hide it again.
+		return refuse("it has a hidden recipient, so each one is reviewed")
 	case a.State != Approved:
 		return refuse("other people must approve this too, and an allowance is one person's")
 	default:
