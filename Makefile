@@ -156,6 +156,7 @@ check-generated: generate
 DENSITY ?= 50
 bench: template
 	go test -run '^$$' -bench . -benchmem ./internal/oversight ./internal/mailbox ./internal/egress ./internal/guest/...
+	go test -run '^$$' -bench Queue10000 -benchtime 20x ./internal/console
 	go test -run '^$$' -bench Inbound -benchtime 2000x ./test/e2e
 	test/with-postgres go test -run '^$$' -bench 'Gate$$' -benchtime 800x ./test/e2e
 	test/with-postgres go test -run '^$$' -bench GateMixed -benchtime 5000x ./test/e2e

@@ -227,7 +227,7 @@ func TestBatch(t *testing.T) {
 	}
 	one, two, three, changed := plain("one <script>1</script>"), plain("two"), plain("three"), plain("changed")
 	long := draft()
-	long.Subject, long.Text, long.Attachments = "long", strings.Repeat("word ", 1000), nil
+	long.Subject, long.Text, long.Attachments, long.Bcc = "long", strings.Repeat("word ", 1000), nil, nil
 	alone := f.propose(long)
 	files := draft()
 	files.Subject, files.Bcc = "with a file", nil
