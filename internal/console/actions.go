@@ -160,6 +160,7 @@ type actionPage struct {
 	Typed      string              // reason in a rejected form, to fill it in again
 	Comment    string              // likewise
 	Why        string              // likewise, one of the reasons to choose from
+	Lately     lately              // of the agent
 	May        bool                // the viewer may approve it now
 	Shown      []addressee         // all recipients
 	Moments    []moment            // until which it can be put off
@@ -210,6 +211,9 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 		}
 	}
 	if v.approvals, err = s.approvals(ctx, who, &v.Action); err != nil {
+		return err
+	}
+	if v.Lately, err = s.lately(ctx, &v.Action); err != nil {
 		return err
 	}
 	v.Look, v.Says, v.Button = kindLooks(v.Kind), v.says(v.Missing), v.approveLabel(v.Missing)

@@ -205,3 +205,13 @@ func (r *review) approveLabel(missing int) string {
 	}
 	return label
 }
+
+// Partly returns how many files the page does not show in full.
+func (p actionPage) Partly() (n int) {
+	for _, f := range p.Attached {
+		if !f.Looked || !f.Preview.Whole() {
+			n++
+		}
+	}
+	return n
+}

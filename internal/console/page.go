@@ -113,6 +113,7 @@ var funcs = template.FuncMap{
 	"graves": func(fs []oversight.Finding) int {
 		return len(slices.DeleteFunc(slices.Clone(fs), func(f oversight.Finding) bool { return f.Tick == "" }))
 	},
+	"ascii":         asciiName,
 	"since":         func(t time.Time) string { return span(time.Since(t)) },
 	"day":           func(t time.Time) string { return t.UTC().Format("2 Jan 15:04 UTC") },
 	"hour":          func(t time.Time) string { return t.UTC().Format("15:04 UTC") },
@@ -207,8 +208,12 @@ func initials(name string) string {
 	return string(out)
 }
 
-// upper begins a sentence.
+// upper begins a sentence, unless it begins with a name or an address: those stay as they
+// are written.
 func upper(s string) string {
+	if first, _, _ := strings.Cut(s, " "); strings.ContainsAny(first, ".@-_/0123456789") {
+		return s
+	}
 	r, n := utf8.DecodeRuneInString(s)
 	return string(unicode.ToUpper(r)) + s[n:]
 }

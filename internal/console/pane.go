@@ -285,12 +285,12 @@ type pane struct {
 // in all. What is not shown is one link away.
 const (
 	groupRows = 4
-	paneRows  = 40
+	paneRows  = 30
 )
 
 // maxQueue bounds how many waiting actions a page puts into order and groups. Those
 // beyond are less urgent; the filter finds them.
-const maxQueue = 300
+const maxQueue = 200
 
 // queued returns the waiting actions that f selects, in the order of the queue and
 // without their contents. Around is the id of an action whose place is wanted, or empty.

@@ -45,7 +45,7 @@ func (r *review) addressees() (out []addressee) {
 		for _, one := range part.list {
 			a := addressee{recipient: one, Field: part.field, Hidden: part.field == "Bcc", spelled: spell(one.Addr)}
 			for _, f := range r.View.Findings {
-				if f.Kind == policy.FindLookalike && (f.Subject == one.Addr || f.Subject == mail.Domain(one.Addr) || f.Subject == asciiName(mail.Domain(one.Addr))) {
+				if f.Kind == policy.FindLookalike && f.Subject != "" && strings.HasSuffix(asciiName(one.Addr), asciiName(f.Subject)) {
 					a.Alike = f.Title
 				}
 			}
