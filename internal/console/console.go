@@ -101,6 +101,8 @@ type Config struct {
 	// Data is the data directory, whose size the disk's page shows; empty means that it is
 	// not measured. [Server.Run] measures it.
 	Data string
+	// Commands are the records of programs in sandboxes; nil means that none are kept.
+	Commands Commands
 	// KeepPaused is how long a paused sandbox is kept; 0 means for ever.
 	KeepPaused time.Duration
 }
@@ -188,6 +190,7 @@ func (s *Server) table() []route {
 	return slices.Concat(
 		overviewHandlers{reviews{s}}.routes(),
 		diskHandlers{s}.routes(),
+		agentHandlers{s}.routes(),
 		queueHandlers{reviews{s}}.routes(),
 		liveHandlers{s}.routes(),
 		batchHandlers{reviews{s}}.routes(),

@@ -179,6 +179,7 @@ type fixture struct {
 	client                 *http.Client
 	permits                *permit.Register
 	runs                   *ledger
+	commands               logs
 	mailboxes              *connector.Connections
 	provider               *provider // of the mailboxes over IMAP
 }
@@ -217,7 +218,12 @@ func setup(t testing.TB) *fixture {
 
 func setupAt(t testing.TB, l net.Listener) *fixture {
 	t.Helper()
-	f := &fixture{t: t, db: storetest.SQLite(t), judge: &bench{policy.Verdict{Effect: policy.Ask, Reason: "no rule allows it: a person decides"}}, hop: &nextHop{outcome: mail.Accepted, detail: "250 2.0.0 ok"}}
+	return setupOn(t, l, storetest.SQLite(t))
+}
+
+func setupOn(t testing.TB, l net.Listener, db *store.DB) *fixture {
+	t.Helper()
+	f := &fixture{t: t, commands: logs{}, db: db, judge: &bench{policy.Verdict{Effect: policy.Ask, Reason: "no rule allows it: a person decides"}}, hop: &nextHop{outcome: mail.Accepted, detail: "250 2.0.0 ok"}}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	blobs, err := store.OpenBlobs(t.TempDir())
 	if err != nil {
@@ -274,7 +280,7 @@ func setupAt(t testing.TB, l net.Listener) *fixture {
 	}
 	f.runs = &ledger{}
 	f.oauth = oauth.New(log, f.db, f.post, oauth.Config{})
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Mailboxes: f.mailboxes, Data: f.data()})
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Mailboxes: f.mailboxes, Data: f.data(), Commands: f.commands})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: time.Minute}}
 	s.Start()

@@ -169,7 +169,7 @@ func (s *Server) look(ctx context.Context, project string, principals []string) 
 }
 
 // agentPage returns the address of the page about the agent of an inbox.
-func agentPage(inbox string) string { return "/console/inboxes/" + inbox }
+func agentPage(inbox string) string { return "/console/agents/" + inbox }
 
 // agentName returns what people call the agent with an address: its local part if the
 // domain is the server's own, where local parts are unique, or the whole address.

@@ -106,7 +106,10 @@ func TestPreview(t *testing.T) {
 	if _, err := f.post.AllowList.Request(ctx, f.agent, "mcp", "", "*@partner.example", time.Time{}, "we write to them daily"); err != nil {
 		t.Fatal(err)
 	}
+	f.agent, _ = auth.CheckKey(ctx, f.db, f.inboxKey)
+	f.day()
 	go func() { _ = f.gate.Run(ctx) }()
+	go func() { _ = f.console.Run(ctx) }()
 	f.update(func(tx *store.Tx) (err error) {
 		f.link, err = auth.NewSetup(ctx, tx, f.project.Project)
 		return err
