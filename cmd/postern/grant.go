@@ -15,6 +15,13 @@ or reads and proposes to send, in the inboxes that their own keys have granted
 it, until each one's end. Only who holds an inbox's key can grant it: neither the
 project nor the operator can. Every use of it is shown under the inbox.
 
+A grant for a reviewer (--for-reviewer) is for a person: the console then shows them,
+for actions of this inbox that wait for a decision, the thread that a mail answers,
+and who sent what is in quarantine. The command prints a code. The person redeems it
+once, in the console under Account. It opens nothing else, and each look is in the
+record. postern grant reviewers lists these grants; postern grant revoke, with the inbox's
+key, ends one, and so does an owner on the inbox's page of the console.
+
 A grant that is revoked, or has ended, opens nothing that arrives afterwards.
 What had arrived before, its holder may have read and kept.
 
@@ -22,12 +29,13 @@ Examples:
 
   export POSTERN_INBOX_KEY=pib_...
   postern grant create --name orchestrator --scope read --expires 30d
+  postern grant create --for-reviewer ann --expires 90d
   POSTERN_INBOX_KEY=pib_<another inbox's> postern grant extend crd_... --expires 30d
 ` + keyedHelp
 
 func grantCommand() *command {
 	var k keyed
-	var name, scope, expires string
+	var name, scope, expires, reviewer string
 	var tools []string
 	return &command{
 		use: "grant", short: "let a program into several inboxes for a time", long: grantHelp,
@@ -40,10 +48,17 @@ func grantCommand() *command {
 					toolsFlag(fs, &tools)
 					fs.StringVar(&scope, "scope", "read", "`scopes`, separated by commas: read (opens mail), draft (writes drafts), send (proposes, opens nothing)")
 					fs.StringVar(&expires, "expires", "", "when it ends, as 36h, 30d or a `time`")
+					fs.StringVar(&reviewer, "for-reviewer", "", "`name` of a person who may see what waiting actions are about; without --name, --scope and --tools")
 				},
 				run: k.withKey(func(ctx context.Context, l *local, path string, args []string, out *output) error {
 					if err := noArgs(args); err != nil {
 						return err
+					}
+					if reviewer != "" {
+						if name != "" || len(tools) > 0 || scope != "read" {
+							return fmt.Errorf("%w: --for-reviewer goes without --name, --scope and --tools", errUsage)
+						}
+						return newContextGrant(ctx, l, out, path, reviewer, expires)
 					}
 					return newCredential(ctx, l, out, path+"/grants", name, scope, expires, tools)
 				}),
@@ -88,6 +103,19 @@ func grantCommand() *command {
 				}),
 			},
 			{
+				use: "reviewers", short: "list the grants for reviewers of the inbox",
+				run: k.withKey(func(ctx context.Context, l *local, path string, args []string, out *output) error {
+					if err := noArgs(args); err != nil {
+						return err
+					}
+					var list api.ContextGrantList
+					if err := l.call(ctx, "GET", path+"/context-grants", nil, &list); err != nil {
+						return err
+					}
+					return printContextGrants(out, list.Grants)
+				}),
+			},
+			{
 				use: "revoke ID", short: "end a grant, in one inbox with its key or else in all",
 				run: k.either(func(ctx context.Context, l *local, path string, args []string, out *output) error {
 					id, err := oneArg(args, "ID")
@@ -103,4 +131,27 @@ func grantCommand() *command {
 			},
 		},
 	}
+}
+
+// newContextGrant makes a grant by which a reviewer sees what waiting actions of the inbox
+// are about.
+func newContextGrant(ctx context.Context, l *local, out *output, path, person, expires string) error {
+	t, err := moment("expires", expires)
+	if err != nil {
+		return err
+	}
+	var made api.ContextGrant
+	if err := l.call(ctx, "POST", path+"/context-grants", api.NewContextGrant{Person: person, ExpiresAt: t}, &made); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s  for %s, ends %s\n%s\n%s\n", made.ID, cell(made.Person), orNever(&made.ExpiresAt), made.Code, made.Notice)
+	return err
+}
+
+func printContextGrants(out *output, list []api.ContextGrant) error {
+	rows := [][]string{{"CREDENTIAL", "PERSON", "MADE", "REDEEMED", "ENDS"}}
+	for _, g := range list {
+		rows = append(rows, []string{g.ID, cell(g.Person), ago(g.CreatedAt), agoOrNever(g.RedeemedAt), in(&g.ExpiresAt)})
+	}
+	return out.rows(list, rows)
 }

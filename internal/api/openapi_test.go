@@ -42,6 +42,7 @@ var operations = map[string]wire{
 	"getOverseers": {nil, api.Overseers{}}, "setOverseers": {api.Overseers{}, api.Overseers{}},
 	"listKeys": {nil, api.KeyList{}}, "addKey": {api.NewKey{}, api.Credential{}}, "revokeKey": {}, "rotateKey": {nil, api.Credential{}},
 	"addRecoveryKey": {nil, api.Credential{}}, "recoverInbox": {api.Recover{}, api.Credential{}},
+	"listContextGrants": {nil, api.ContextGrantList{}}, "addContextGrant": {api.NewContextGrant{}, api.ContextGrant{}}, "revokeContextGrant": {},
 	"listInboxGrants": {nil, api.GrantList{}}, "grantInbox": {api.NewGrant{}, api.Credential{}}, "revokeInboxGrant": {}, "listGrants": {nil, api.GrantList{}}, "revokeGrant": {}, "listApps": {nil, api.AppList{}}, "revokeApp": {},
 	"listMessages": {nil, api.MessageList{}}, "getMessage": {nil, api.FullMessage{}}, "waitForMessages": {nil, api.Arrivals{}}, "searchMessages": {nil, api.SearchResult{}},
 	"sendMessage": {api.NewMessage{}, api.Proposed{}}, "replyToMessage": {api.Reply{}, api.Proposed{}}, "forwardMessage": {api.NewMessage{}, api.Proposed{}},

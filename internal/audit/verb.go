@@ -103,6 +103,10 @@ const (
 	InboxSending     Verb = "inbox.sending"
 	ProjectSending   Verb = "project.sending"
 	InboxLend        Verb = "inbox.lend"
+	InboxContext     Verb = "inbox.context"        // a reviewer's grant for context was made
+	InboxContextUse  Verb = "inbox.context.redeem" // and redeemed in a browser
+	ContextRead      Verb = "context.read"         // a reviewer read what an action is about
+	ContextHeld      Verb = "context.held"         // and who sent what is in quarantine
 	InboxKeyAdd      Verb = "inbox.key.add"
 	InboxKeyRotate   Verb = "inbox.key.rotate"
 	InboxKeyRevoke   Verb = "inbox.key.revoke"
@@ -348,6 +352,10 @@ var verbs = map[Verb]verbRow{
 	InboxSending:     {Info, "limits of the inbox set"},
 	ProjectSending:   {Info, "limits of the project set"},
 	InboxLend:        {Info, "open key lent to a sandbox"},
+	InboxContext:     {Info, "context grant made for a reviewer"},
+	InboxContextUse:  {Info, "context grant redeemed in a browser"},
+	ContextRead:      {Info, "thread read by a reviewer"},
+	ContextHeld:      {Info, "senders in quarantine read by a reviewer"},
 	InboxKeyAdd:      {Info, "key added"},
 	InboxKeyRotate:   {Info, "key replaced"},
 	InboxKeyRevoke:   {Info, "key revoked"},

@@ -49,6 +49,19 @@ var (
 	inboxKey   = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^p(ib|gr|rk)_[A-Z2-7]{26}$`) }) // of an inbox, a grant, a recovery key
 )
 
+// ContextKey is the kind of the credential of a reviewer's context grant. No principal is
+// of this kind: [CheckKey] does not know such a key, so whoever has one is nobody to any
+// door. Only package keyring accepts it, together with a person's session.
+const ContextKey = "context"
+
+const contextPrefix = "pcx_"
+
+// IsContextCode reports whether a secret has the form of a context grant's code.
+func IsContextCode(code Secret) bool {
+	rest, ok := strings.CutPrefix(code.Reveal(), contextPrefix)
+	return ok && len(rest) == 26 && strings.Trim(rest, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == ""
+}
+
 // NewProject creates a project with its first key.
 func NewProject(ctx context.Context, tx *store.Tx, name string) (id string, key Secret, err error) {
 	id = "prj_" + rand.Text()
@@ -138,6 +151,11 @@ type Credential struct {
 // decrypt anything yet: a holder of an inbox's private key must first seal that
 // to it.
 func NewCredential(ctx context.Context, tx *store.Tx, c Credential) (id string, key Secret, err error) {
+	if c.Kind == ContextKey {
+		key = Secret(contextPrefix + rand.Text())
+		id, err = insertCredential(ctx, tx, c, key)
+		return id, key, err
+	}
 	switch c.Kind {
 	case Agent:
 		key = Secret("pib_" + rand.Text())

@@ -16,6 +16,10 @@ import (
 // forwards it into a sandbox.
 const SessionCookie = "postern_session"
 
+// DeviceCookie is the name of the cookie with a browser's own key, which opens what the
+// server keeps for a person in this browser alone. The proxy never forwards it either.
+const DeviceCookie = "postern_device"
+
 // SessionTime is how long a session lasts.
 const SessionTime = 12 * time.Hour
 

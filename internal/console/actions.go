@@ -148,6 +148,7 @@ type actionPage struct {
 	*review
 	approvals
 	Attached   []attachment // View.Files with their previews
+	Thread     *thread      // what it is about; nil if there is no place for it
 	Pane       *pane
 	Agent      string              // who asks, by name
 	Look       kindLook            // how the kind is presented
@@ -210,6 +211,7 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 			return err
 		}
 	}
+	v.Thread = s.thread(r, who, &v.Action)
 	if v.approvals, err = s.approvals(ctx, who, &v.Action); err != nil {
 		return err
 	}

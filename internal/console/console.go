@@ -198,6 +198,7 @@ func (s *Server) table() []route {
 		putOffHandlers{actionHandlers{reviews{s}}}.routes(),
 		contentHandlers{reviews{s}}.routes(),
 		attachmentHandlers{reviews{s}}.routes(),
+		contextHandlers{reviews{s}}.routes(),
 		editHandlers{actionHandlers{reviews{s}}}.routes(),
 		sandboxHandlers{reviews{s}}.routes(),
 		fileHandlers{sandboxHandlers{reviews{s}}}.routes(),

@@ -450,6 +450,9 @@ func (s inboxHandlers) recoverInbox(w http.ResponseWriter, r *http.Request, who 
 
 // partKind is what people call a credential.
 func partKind(p keyring.Part) string {
+	if p.Kind == auth.ContextKey {
+		return "context grant"
+	}
 	switch p.Kind {
 	case auth.Agent:
 		return "key"
@@ -467,8 +470,11 @@ func partKind(p keyring.Part) string {
 
 // partMay is what a credential may do, in words.
 func partMay(p keyring.Part) string {
-	if p.Kind == auth.Recovery {
+	switch {
+	case p.Kind == auth.Recovery:
 		return "create a new key"
+	case p.Kind == auth.ContextKey:
+		return "show a reviewer the threads of waiting actions"
 	}
 	may := strings.Join(p.Scope.List(), ", ")
 	switch p.Scope {
@@ -478,7 +484,7 @@ func partMay(p keyring.Part) string {
 		may = "read, draft, propose, manage"
 	case seal.Send:
 		may = "propose"
-	case seal.Read, seal.Draft, seal.Recover:
+	case seal.Read, seal.Draft, seal.Recover, seal.Context:
 	}
 	if n := len(p.Tools); n > 0 {
 		may += "; only " + strings.Join(p.Tools, ", ")

@@ -169,6 +169,8 @@ var funcs = template.FuncMap{
 	"argv":          argv,
 	"took":          func(start time.Time, end *time.Time) string { return tookTime(&start, end) },
 	"clock":         func(t time.Time) string { return t.UTC().Format(time.TimeOnly) },
+	"monthDay":      func(t time.Time) string { return t.UTC().Format("2 Jan") },
+	"firstLine":     firstLine,
 	"begin":         func(s string, n int) string { return s[:min(n, len(s))] },
 	"int":           func(n int64) int { return int(n) },
 	"fileLink":      fileLink,
@@ -216,6 +218,16 @@ func upper(s string) string {
 	}
 	r, n := utf8.DecodeRuneInString(s)
 	return string(unicode.ToUpper(r)) + s[n:]
+}
+
+// firstLine returns the first line of a text that says something, for a list.
+func firstLine(text string) string {
+	for l := range strings.Lines(text) {
+		if l = strings.TrimSpace(l); l != "" {
+			return mail.Printable(l, 160)
+		}
+	}
+	return ""
 }
 
 func or(s, otherwise string) string {

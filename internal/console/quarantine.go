@@ -21,6 +21,8 @@ import (
 type heldMessage struct {
 	mailbox.Held
 	Address string
+	Sender  mailbox.Sender // of a message that the viewer may see
+	Seen    bool           // Sender is known
 }
 
 // Percent is the score as people read it.
@@ -86,6 +88,7 @@ func (h heldMessage) Proofs() (out []check) {
 // A quarantinePage is what is held, newest first.
 type quarantinePage struct {
 	Held   []heldMessage
+	Closed bool // there is one of an inbox that the viewer may not see
 	More   bool
 	Notice string
 }
@@ -114,9 +117,15 @@ func (s quarantineHandlers) showQuarantine(w http.ResponseWriter, r *http.Reques
 	if err != nil {
 		return err
 	}
+	senders, open, err := s.senders(r, who)
+	if err != nil {
+		return err
+	}
 	v := quarantinePage{More: next != "", Notice: notice}
 	for _, h := range held {
-		v.Held = append(v.Held, heldMessage{h, or(names[h.Inbox], h.Inbox)})
+		one := heldMessage{Held: h, Address: or(names[h.Inbox], h.Inbox)}
+		one.Sender, one.Seen = senders[h.ID]
+		v.Held, v.Closed = append(v.Held, one), v.Closed || !open[h.Inbox]
 	}
 	return s.render(w, status, page{Name: "quarantine", Title: "Quarantine", Who: who, Here: "inboxes", Body: v})
 }

@@ -138,7 +138,8 @@ func ownCookie(line string) string {
 
 // isSession reports whether a cookie is one of the console's.
 func isSession(name string) bool {
-	return strings.TrimPrefix(name, "__Host-") == auth.SessionCookie
+	name = strings.TrimPrefix(name, "__Host-")
+	return name == auth.SessionCookie || name == auth.DeviceCookie
 }
 
 // dropCookie removes the console's session cookie from a request.

@@ -576,6 +576,9 @@ func (r *Ring) drop(ctx context.Context, tx *store.Tx, who auth.Principal, p Par
 	if _, err := tx.ExecContext(ctx, `delete from inbox_key where inbox_id = $1 and credential_id = $2`, p.Inbox, p.Credential); err != nil {
 		return fmt.Errorf("remove key of inbox %s: %w", p.Inbox, err)
 	}
+	if _, err := tx.ExecContext(ctx, `delete from context_grant where credential_id = $1`, p.Credential); err != nil {
+		return fmt.Errorf("remove context grant %s: %w", p.Credential, err)
+	}
 	_, err := tx.ExecContext(ctx, `update credential set revoked_at = $1 where id = $2 and revoked_at = 0 and account = $3
 		and not exists (select 1 from inbox_key k where k.credential_id = $2)`, store.Time(time.Now()), p.Credential, false)
 	if err != nil {

@@ -216,6 +216,7 @@ func (s *Server) table() []route {
 		modeServer{s.post}.routes(),
 		keyServer{a, s.post, s.conf.Tools}.routes(),
 		grantServer{a, s.post, s.conf.Tools}.routes(),
+		contextServer{a, s.post}.routes(),
 		domainServer{s.domains}.routes(),
 		secretServer{s.conf.Secrets}.routes(),
 		gmailServer{s.conf.Gmail}.routes(),

@@ -16,6 +16,7 @@ import (
 	"context"
 	"log/slog"
 	"strings"
+	"time"
 
 	"postern/internal/delivery"
 	"postern/internal/directory"
@@ -81,6 +82,7 @@ type PostOffice struct {
 	Drafts    *Drafts     // messages that are being written
 	AllowList *AllowLists // to whom inboxes write without an approval
 	Overseers *Overseers  // who gets copies of what monitored inboxes send
+	Contexts  *Contexts   // what waiting actions are about, for reviewers
 
 	Delivery    *delivery.Queue        // delivers what the gate has approved
 	Suppression *delivery.Suppressions // addresses that projects write to no more
@@ -124,6 +126,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *Post
 	m.Drafts = &Drafts{log: log, db: db, blobs: cfg.Blobs, scrub: cfg.Scrub, post: m}
 	m.AllowList = &AllowLists{db: db, gate: gate, post: m}
 	m.Overseers = &Overseers{db: db}
+	m.Contexts = &Contexts{db: db, post: m, told: map[string]time.Time{}}
 	m.Suppression = delivery.NewSuppressions(db, cfg.Secret)
 	m.Signing = delivery.NewSigningKeys(db, cfg.Signer, cfg.Domain)
 	m.Delivery = delivery.NewQueue(log, db, gate, delivery.Parts{

@@ -7,7 +7,7 @@ import "strings"
 // permits nothing, and neither does one with a word that this version does not know.
 type Scope string
 
-// The scopes. Only a key with Read, Manage or Recover is given the private keys of an
+// The scopes. Only a key with Read, Manage, Recover or Context is given the private keys of an
 // inbox: any other one cannot open mail, whatever the program checks.
 const (
 	Read   Scope = "read"  // opens mail and drafts
@@ -22,6 +22,10 @@ const (
 	// Recover is the scope of a recovery key. It includes none of the others: such
 	// a key makes a new key of its inbox, and reads nothing itself.
 	Recover Scope = "recover"
+
+	// Context is the scope of a reviewer's grant. It includes none of the others either:
+	// with such a key the console shows one person what a waiting action is about.
+	Context Scope = "context"
 )
 
 // Scopes are those that a caller can ask for, alone or together.
@@ -95,7 +99,7 @@ func (b bits) words() (out []string) {
 // List returns the scopes that s consists of: [Manage] alone, or some of [Read],
 // [Draft] and [Send].
 func (s Scope) List() []string {
-	if s == Recover || s.Includes(Manage) {
+	if s == Recover || s == Context || s.Includes(Manage) {
 		return []string{string(s)}
 	}
 	return append([]string{}, s.bits().words()...)
@@ -105,7 +109,7 @@ func (s Scope) List() []string {
 func (s Scope) Valid() bool { return s != "" && Join(s) == s }
 
 // Opens reports whether a key with scope s is given the private keys of its inbox.
-func (s Scope) Opens() bool { return s == Recover || s.Includes(Read) }
+func (s Scope) Opens() bool { return s == Recover || s == Context || s.Includes(Read) }
 
 // Includes reports whether a key with scope s may do all that want says. No scope
 // includes an unknown one.
