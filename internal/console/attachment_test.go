@@ -6,10 +6,14 @@ import (
 	"image"
 	"image/png"
 	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"postern/internal/mail"
+	"postern/internal/mailbox"
 )
 
 const script = "<script>document.title='owned'</script>"
@@ -111,5 +115,40 @@ func TestFilesAreThoseOfTheDigest(t *testing.T) {
 		if got := f.get(at("2", what, a.Hex())); got.status != http.StatusNotFound {
 			t.Errorf("a person of another project, %s: %d", what, got.status)
 		}
+	}
+}
+
+// TestBrowserFiles looks at files that try everything in headless Chromium, with and
+// without JavaScript, and at a thread by a grant. With POSTERN_TEST_SCREENSHOTS it keeps the
+// pictures there.
+func TestBrowserFiles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a browser is for whole runs")
+	}
+	f := setup(t)
+	f.arrive(asked, mail.Results{})
+	ms, err := f.post.Messages(t.Context(), f.agent, f.holder(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := withFiles(t)
+	d.To, d.Cc, d.Bcc, d.Subject = nil, nil, nil, ""
+	d.Attachments = append(d.Attachments, mail.Attachment{Name: "statement.pdf", ContentType: "application/pdf", Data: []byte("%PDF-1.4\n1 0 obj\n<< /Type /Catalog /Pages 2 0 R /OpenAction << /S /JavaScript /JS (app.alert\\(1\\)) >> >>\nendobj\n2 0 obj\n<< /Type /Pages /Kids [3 0 R] /Count 1 >>\nendobj\n3 0 obj\n<< /Type /Page /Parent 2 0 R /Contents 4 0 R >>\nendobj\n4 0 obj\n<< /Length 60 >>\nstream\nBT /F1 12 Tf 72 720 Td (Please pay to this account) Tj ET   \nendstream\nendobj\ntrailer << /Root 1 0 R >>\n%%EOF\n")})
+	a, err := f.post.Send(t.Context(), f.agent, "rest", mailbox.Outgoing{ReplyTo: ms[0].ID, Key: f.holder(), Draft: d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shots := os.Getenv("POSTERN_TEST_SCREENSHOTS")
+	if shots == "" {
+		shots = t.TempDir()
+	}
+	script, err := filepath.Abs("../../test/browser/preview.mjs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), "node", script, f.url, f.url+"/console/setup?token="+f.link.Reveal(), shots, a.ID, f.code("ann")).CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Fatalf("the browser's test: %v (it needs node, chromium and test/install-npm test/browser)", err)
 	}
 }
