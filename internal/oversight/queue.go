@@ -132,12 +132,15 @@ func containing(part string) string {
 }
 
 // base selects what of the project's queue who has, or has not, put off.
-func (q *QueueQuery) base(who auth.Principal, now time.Time) *selection {
+// With none put off it reads no more than the index of the project.
+func (q *QueueQuery) base(who auth.Principal, now time.Time, snoozed int) *selection {
 	s := &selection{}
 	s.and(`project_id = ?`, who.Project)
 	not := "not "
 	if q.Snoozed {
 		not = ""
+	} else if snoozed == 0 {
+		return s
 	}
 	s.and(`action_id `+not+`in (select action_id from snooze where person = ? and until > ?)`, who.String(), store.Time(now))
 	return s
@@ -232,10 +235,13 @@ func (g *Gate) Queue(ctx context.Context, who auth.Principal, q QueueQuery) (out
 		if err := out.count(ctx, tx, who, now); err != nil {
 			return err
 		}
-		s := q.base(who, now)
+		s := q.base(who, now, out.Snoozed)
+		all := len(s.conds)
 		q.narrow(s, who)
-		if err := tx.One(ctx, `select count(*) from waiting`+s.where(), s.args, &out.Total); err != nil {
-			return err
+		if out.Total = out.Waiting; q.Snoozed || len(s.conds) > all {
+			if err := tx.One(ctx, `select count(*) from waiting`+s.where(), s.args, &out.Total); err != nil {
+				return err
+			}
 		}
 		if err := out.page(ctx, tx, q, s, after); err != nil {
 			return err
@@ -250,7 +256,11 @@ func (g *Gate) Queue(ctx context.Context, who auth.Principal, q QueueQuery) (out
 
 // count fills in the counts of what who has not put off.
 func (out *Queue) count(ctx context.Context, tx *store.Tx, who auth.Principal, now time.Time) error {
-	s := (&QueueQuery{}).base(who, now)
+	off := (&QueueQuery{Snoozed: true}).base(who, now, 0)
+	if err := tx.One(ctx, `select count(*) from waiting`+off.where(), off.args, &out.Snoozed); err != nil {
+		return err
+	}
+	s := (&QueueQuery{}).base(who, now, out.Snoozed)
 	soon := len(s.args) + 1
 	scan := func(row func(...any) error) (struct{}, error) {
 		var kind, inbox string
@@ -265,11 +275,7 @@ func (out *Queue) count(ctx context.Context, tx *store.Tx, who auth.Principal, n
 	}
 	_, err := store.List(ctx, tx, scan, fmt.Sprintf(`select kind, inbox_id, count(*), sum(case when grave > 0 then 1 else 0 end), sum(case when expires_at > 0 and expires_at < $%d then 1 else 0 end)
 		from waiting%s group by kind, inbox_id`, soon, s.where()), append(s.args, store.Time(now.Add(soonTime)))...)
-	if err != nil {
-		return err
-	}
-	off := (&QueueQuery{Snoozed: true}).base(who, now)
-	return tx.One(ctx, `select count(*) from waiting`+off.where(), off.args, &out.Snoozed)
+	return err
 }
 
 // page fills in the items behind a key, or the first ones.
