@@ -444,3 +444,89 @@ Proof.
   intros w due judge v n w' R H. destruct (always_fine w R) as [[] _ _]. cbn in H.
   destruct (st (now w)) eqn:S; cbn in H; try discriminate. auto.
 Qed.
+
+(* ---- Nothing is lost ---- *)
+
+(* The rules by which an action ends, and how. *)
+Definition ends (i : input) (s : state) : bool :=
+  match i, s with
+  | Propose _ _ _ _ _ _, Denied | Revise _ _ _ _ _ _ _ _ _, Denied => true   (* policy or a switch denies it *)
+  | TimeEnded _, (Denied | Failed) => true                                    (* nobody decided *)
+  | Decide d, (Denied | Failed) => negb (d_approve d) && d_decides d          (* a person rejected it *)
+  | Cancel _, Cancelled => true
+  | Take _ _ _ _, (Denied | Failed) => true                                   (* policy or a switch denies it now *)
+  | End _ _ _ _ _, (Done | Failed | Denied) => true                           (* its execution ended, or a switch ended it *)
+  | SwitchOn, (Denied | Failed) => true
+  | Resolve _ _ _ _, (Done | Failed) => true                                  (* a person said what became of it *)
+  | Found _ _ _ _ _ _ _ _, _ => true                                          (* the record says that it had ended, or it is denied *)
+  | _, _ => false
+  end.
+
+(* What waits, was approved or is executed ends only by one of these. *)
+Theorem nothing_is_lost : forall w i w',
+  step w i = Some w' -> settled (st (now w)) = false -> settled (st (now w')) = true -> ends i (st (now w')) = true.
+Proof.
+  intros w i w' H S E. destruct w as [[s v pl dg nd ru tr ha dl] vs sw cl ps h]. cbn in S.
+  destruct i; try reflexivity; cbn in H.
+  - destruct (v =? 0); cbn in H; try discriminate. destruct stops, v0, ask, later; cbn in H; injection H as <-; cbn in *; auto.
+  - take_apart H; injection H as <-; cbn in *; auto.
+  - destruct s, passed; cbn in H; try discriminate; injection H as <-; cbn in *; auto.
+  - take_apart H; injection H as <-; cbn in *; auto.
+  - destruct d as [p dv sh ap de ex ask se ad stg la ct]. cbn in *.
+    destruct de; cbn in H; try discriminate. destruct (pl =? dg); cbn in H; try discriminate.
+    destruct (sh =? dg); cbn in H; try discriminate. destruct s; cbn in H; try discriminate.
+    destruct (dv =? v); cbn in H; try discriminate. destruct ex; cbn in H; try discriminate.
+    destruct ask; cbn in H; try discriminate. destruct ap; cbn in H.
+    + destruct se, ad, stg, sw; cbn in H; try discriminate. destruct la; cbn in H; [later H; discriminate E|].
+      match type of H with context [if ?b then Moves Approved _ else _] => destruct b; cbn in H end; later H; discriminate E.
+    + destruct (any tr); cbn in H; later H; reflexivity.
+  - take_apart H; injection H as <-; cbn in *; auto.
+  - destruct s; cbn in H; try discriminate. destruct due; cbn in H; try discriminate.
+    destruct sw, judge, ru; take_apart H; injection H as <-; cbn in *; auto.
+  - destruct s; cbn in H; try discriminate. destruct (c_ver c =? v); cbn in H; try discriminate.
+    injection H as <-. discriminate E.
+  - destruct (c_payload c =? c_digest c); cbn in H; try discriminate. destruct s; cbn in H; try discriminate.
+    destruct (c_ver c =? v); cbn in H; try discriminate. destruct ha, sw; cbn in H; try discriminate.
+    destruct (part_begins _ _); cbn in H; try discriminate. injection H as <-. discriminate E.
+  - destruct (part_ends _ _ _ _); try discriminate; injection H as <-; cbn in *; congruence.
+  - destruct s; cbn in H; try discriminate. destruct (version =? v); cbn in H; try discriminate.
+    take_apart H; injection H as <-; cbn in *; auto.
+  - destruct s; cbn in H; try discriminate; try destruct ha; try destruct (any tr); cbn in H; later H; cbn in *; auto.
+  - injection H as <-. cbn in *. congruence.
+  - destruct (version =? v); take_apart H; injection H as <-; cbn in *; auto.
+  - injection H as <-. cbn in *. congruence.
+  - injection H as <-. cbn in *. congruence.
+Qed.
+
+(* And what has ended stays as it ended. *)
+Theorem ends_are_final : forall w i w',
+  fair w i -> step w i = Some w' -> 1 <= ver (now w) -> settled (st (now w)) = true -> st (now w') = st (now w).
+Proof.
+  intros w i w' F H V S.
+  destruct w as [[s v pl dg nd ru tr ha dl] vs sw cl ps h]. cbn in S, V.
+  destruct i; cbn in F.
+  - cbn in H. replace (v =? 0) with false in H by (symmetry; apply Nat.eqb_neq; lia). discriminate H.
+  - cbn in H. destruct s; try discriminate S; take_apart H.
+  - cbn in H. destruct s; try discriminate S; discriminate H.
+  - cbn in H. destruct s; try discriminate S; discriminate H.
+  - destruct d as [p dv sh ap de ex ask se ad stg la ct]. cbn in H.
+    destruct de; cbn in H; try discriminate H. destruct (pl =? dg); cbn in H; try discriminate H.
+    destruct (sh =? dg); cbn in H; try discriminate H. destruct s; try discriminate S; discriminate H.
+  - cbn in H. destruct s; try discriminate S; take_apart H.
+  - cbn in H. destruct s; try discriminate S; discriminate H.
+  - cbn in H. destruct s; try discriminate S; discriminate H.
+  - cbn in H. destruct (c_payload c =? c_digest c); cbn in H; try discriminate H. destruct s; try discriminate S; discriminate H.
+  - cbn -[part_ends] in H. destruct (part_ends _ _ _ _); try discriminate; injection H as <-; reflexivity.
+  - cbn in H. destruct s; try discriminate S; discriminate H.
+  - cbn in H. destruct s; try discriminate S; cbn in H; injection H as <-; reflexivity.
+  - cbn in H. injection H as <-. reflexivity.
+  - cbn in H. destruct (version =? v), s; try discriminate S; take_apart H.
+  - cbn in H. injection H as <-. reflexivity.
+  - cbn in H. injection H as <-. reflexivity.
+  - destruct F as (_ & F & _). destruct (F V) as (-> & re & -> & F').
+    assert (E : re = s) by (apply F'; right; exact S). subst.
+    unfold step in H. cbn -[distrusted after moved] in H.
+    match type of H with context [after (distrusted true (Some s) ?b ?e ?x ?t ?o ?y) ?z ?r] =>
+      destruct (distrusted_spec s b e x t o y z r) as (s' & a1 & a2 & a3 & a4 & a5 & E & _ & A & _) end.
+    rewrite E in H. injection H as <-. cbn. apply A, S.
+Qed.
