@@ -222,6 +222,7 @@ func (s *Server) table() []route {
 		signInHandlers{s}.routes(),
 		stepUpHandlers{s}.routes(),
 		accountHandlers{s}.routes(),
+		notificationHandlers{s}.routes(),
 		peopleHandlers{reviews{s}}.routes(),
 		[]route{{"GET", "/console/static/{name}", open, s.static}},
 	)
@@ -251,8 +252,11 @@ func (s *Server) Handler() http.Handler {
 // and scripts load, no other page can frame ours, and nothing is cached.
 // frame-src 'self' also keeps the mail frame from navigating to another site
 // when a reviewer clicks a link in a mail.
+// worker-src and manifest-src are for push messages and for installing the console:
+// without them default-src refuses both. The attack that 'self' stops is a worker of
+// another site, which would outlive the page; ours handles no requests.
 func guard(h http.Header) {
-	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; frame-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; frame-src 'self'; worker-src 'self'; manifest-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer") // the set-up link's token is in its address
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
@@ -303,7 +307,7 @@ func (s *Server) session(r *http.Request) (auth.Principal, error) {
 // browsers can cache them.
 var version = sync.OnceValue(func() string {
 	h := sha256.New()
-	for _, name := range []string{"style.css", "live.js", "keys.js", "passkey.js", "terminal.js", "xterm.js", "xterm-fit.js", "xterm.css"} {
+	for _, name := range []string{"style.css", "live.js", "keys.js", "passkey.js", "terminal.js", "xterm.js", "xterm-fit.js", "xterm.css", "push.js", "manifest.webmanifest"} {
 		b, err := static.ReadFile("static/" + name)
 		if err != nil {
 			panic(err) // unreachable: it is embedded
@@ -320,6 +324,9 @@ func (s *Server) static(w http.ResponseWriter, r *http.Request, _ auth.Principal
 		return fmt.Errorf("file %q: %w", name, store.ErrNotFound)
 	}
 	w.Header().Set("Cache-Control", "public, max-age=86400")
+	if strings.HasSuffix(name, ".webmanifest") { // Go and many systems do not know it
+		w.Header().Set("Content-Type", "application/manifest+json")
+	}
 	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(b))
 	return nil
 }

@@ -31,6 +31,7 @@ import (
 	"postern/internal/mailauth"
 	"postern/internal/mailauth/dnstest"
 	"postern/internal/mailbox"
+	"postern/internal/notify"
 	"postern/internal/oauth"
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
@@ -169,6 +170,7 @@ type fixture struct {
 	dns     *dnstest.Server
 	hop     *nextHop
 	console *console.Server
+	notify  *notify.Notifier
 	handler http.Handler
 	url     string
 
@@ -278,9 +280,17 @@ func setupOn(t testing.TB, l net.Listener, db *store.DB) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
+	box, err := secrets.Box("notices")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.notify, err = notify.New(log, f.db, f.gate, notify.Config{Base: "http://" + l.Addr().String(), Box: box, Rules: f.judge, Private: true})
+	if err != nil {
+		t.Fatal(err)
+	}
 	f.runs = &ledger{}
 	f.oauth = oauth.New(log, f.db, f.post, oauth.Config{})
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Mailboxes: f.mailboxes, Data: f.data(), Commands: f.commands})
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Mailboxes: f.mailboxes, Data: f.data(), Commands: f.commands, Notify: f.notify})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: time.Minute}}
 	s.Start()

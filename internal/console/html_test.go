@@ -53,7 +53,7 @@ func wellFormed(t testing.TB, what, page string) {
 			switch src, _ := attribute(tok, "src"); tok.Data {
 			case "script": // ours, a file
 				name, _, ok := strings.Cut(strings.TrimPrefix(src, "/console/static/"), ".js?v=")
-				if !ok || !slices.Contains([]string{"live", "keys", "passkey", "xterm", "xterm-fit", "terminal"}, name) {
+				if !ok || !slices.Contains([]string{"live", "keys", "passkey", "xterm", "xterm-fit", "terminal", "push"}, name) {
 					t.Errorf("%s: has the script %q", what, src)
 				}
 			case "iframe": // where nothing runs, and nothing knows who looks

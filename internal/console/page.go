@@ -43,6 +43,7 @@ type page struct {
 	Passkey bool           // its script asks the browser for a passkey
 	KeysOff bool           // who is signed in has turned the console's keys off
 	Shell   bool           // its scripts are those of a terminal
+	Push    bool           // its script turns push messages on
 	Body    any
 
 	shape string // of the layout; empty means "page"
@@ -56,6 +57,12 @@ func (page) TerminalJS() string { return "/console/static/terminal.js?v=" + vers
 func (page) XtermJS() string    { return "/console/static/xterm.js?v=" + version() }
 func (page) FitJS() string      { return "/console/static/xterm-fit.js?v=" + version() }
 func (page) XtermCSS() string   { return "/console/static/xterm.css?v=" + version() }
+
+// PushJS returns the address of the script that turns push messages on.
+func (page) PushJS() string { return "/console/static/push.js?v=" + version() }
+
+// Manifest returns the address of the description with which the console is installed.
+func (page) Manifest() string { return "/console/static/manifest.webmanifest?v=" + version() }
 
 // JS returns the address of the script that keeps pages current.
 func (page) JS() string { return "/console/static/live.js?v=" + version() }
@@ -114,6 +121,8 @@ var funcs = template.FuncMap{
 		return len(slices.DeleteFunc(slices.Clone(fs), func(f oversight.Finding) bool { return f.Tick == "" }))
 	},
 	"ascii":         asciiName,
+	"weekdays":      func() []time.Weekday { return weekdays },
+	"quietOn":       quietOn,
 	"since":         func(t time.Time) string { return span(time.Since(t)) },
 	"day":           func(t time.Time) string { return t.UTC().Format("2 Jan 15:04 UTC") },
 	"hour":          func(t time.Time) string { return t.UTC().Format("15:04 UTC") },

@@ -107,6 +107,17 @@ var least = map[string]auth.Role{
 	"/console/secrets/{id}":                     auth.Owner,
 	"/console/webhooks":                         auth.Owner,
 	"/console/webhooks/{id}":                    auth.Owner,
+
+	"/console/account/notifications":                     auth.Viewer,
+	"/console/account/notifications/devices":             auth.Viewer,
+	"/console/account/notifications/devices/{id}/remove": auth.Viewer,
+	"/console/account/notifications/project":             auth.Owner,
+	"/console/account/notifications/rooms":               auth.Owner,
+	"/console/account/notifications/rooms/{id}/remove":   auth.Owner,
+	"/console/account/notifications/rooms/{id}/test":     auth.Owner,
+	"/console/account/notifications/slack":               auth.Viewer,
+	"/console/account/notifications/slack/unlink":        auth.Viewer,
+	"/console/account/notifications/test":                auth.Viewer,
 }
 
 // TestEveryFormNeedsItsRole tries each role on every form, and fails for one that is in no row.

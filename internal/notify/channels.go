@@ -129,3 +129,46 @@ func (n *Notifier) sendTest(ctx context.Context, to person, c Channel) result {
 	}
 	return result{state: "failed"}
 }
+
+// TestRoom sends a test to a room. who must be an owner. It counts against the room's
+// notices of the hour.
+func (n *Notifier) TestRoom(ctx context.Context, who auth.Principal, id string) (t TestResult, err error) {
+	if !who.Manages() {
+		return t, fmt.Errorf("%s cannot have a test sent to a room, only an owner can: %w", who, auth.ErrForbidden)
+	}
+	var r Room
+	ok := false
+	err = n.db.Update(ctx, func(tx *store.Tx) (err error) {
+		if r, err = n.roomByID(ctx, tx, who.Project, id); err != nil {
+			return err
+		}
+		if ok, _, err = n.countNotice(ctx, tx, r.ID, r.Kind, time.Now()); err != nil || !ok {
+			return err
+		}
+		return audit.Append(ctx, tx, who, audit.NotifyTest, r.ID, audit.Fields{"channel": string(r.Kind), "room": r.Name})
+	})
+	if err != nil {
+		return t, fmt.Errorf("test room: %w", err)
+	}
+	t.Channel = r.Kind
+	if !ok {
+		t.Detail = fmt.Sprintf("this room has had the limit of %d notices within an hour; try again later", n.conf.PerHour)
+		return t, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, sendOnce)
+	defer cancel()
+	const text = "This is a test. Notices of actions that wait for a decision come here."
+	var res result
+	if r.Kind == Teams {
+		res = n.postTeams(ctx, r, n.cardOf(text, nil, "Open the console", n.conf.Base+"/console/"))
+	} else if s, err := n.open(&r); err != nil {
+		res = result{err: err}
+	} else {
+		_, res = n.slack.call(ctx, s.Token, "chat.postMessage", n.slackBody(r, text, []any{map[string]any{"type": "section", "text": slackPlain(text, maxSlackText)}}))
+	}
+	n.noteRoom(ctx, r, res.err)
+	if t.Sent = res.err == nil; !t.Sent {
+		t.Detail = mail.Printable(res.err.Error(), 300)
+	}
+	return t, nil
+}

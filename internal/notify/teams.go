@@ -19,9 +19,17 @@ import (
 // receive a press it needs a bot that is registered with Microsoft. So a card has a
 // link and decides nothing, and it cannot be edited once the action is decided.
 
-// card returns the message for p. Adaptive Cards read Markdown in TextBlock, so text
-// of an agent goes only into TextRun, which reads none.
+// card returns the message for p.
 func (n *Notifier) card(p outgoing) map[string]any {
+	if p.others > 0 {
+		return n.cardOf(headline(p)+".", nil, "Open the console", n.conf.Base+"/console/review")
+	}
+	return n.cardOf(headline(p)+".", actionFields(p.action), "Review it", n.consoleLink(p))
+}
+
+// cardOf returns a message with one link. Adaptive Cards read Markdown in TextBlock, so
+// text goes only into TextRun, which reads none.
+func (n *Notifier) cardOf(head string, facts []field, title, link string) map[string]any {
 	run := func(s string, bold bool) map[string]any {
 		r := map[string]any{"type": "TextRun", "text": s}
 		if bold {
@@ -32,13 +40,9 @@ func (n *Notifier) card(p outgoing) map[string]any {
 	block := func(runs ...map[string]any) map[string]any {
 		return map[string]any{"type": "RichTextBlock", "inlines": runs}
 	}
-	body := []any{block(run(headline(p)+".", true))}
-	link, title := n.conf.Base+"/console/", "Open the console"
-	if p.others == 0 {
-		for _, f := range actionFields(p.action) {
-			body = append(body, block(run(f.name+": ", true), run(f.value, false)))
-		}
-		link, title = n.consoleLink(p), "Review it"
+	body := []any{block(run(head, true))}
+	for _, f := range facts {
+		body = append(body, block(run(f.name+": ", true), run(f.value, false)))
 	}
 	return map[string]any{
 		"type": "message",
