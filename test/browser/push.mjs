@@ -72,7 +72,14 @@ async function run() {
     }
     return []
   }
-  const clear = () => page.evaluate(async () => { for (const n of await (await navigator.serviceWorker.ready).getNotifications()) n.close() })
+  // Closing takes a moment, and would else close the next one with the same tag.
+  const clear = () => page.evaluate(async () => {
+    const worker = await navigator.serviceWorker.ready
+    for (let list = await worker.getNotifications(); list.length; list = await worker.getNotifications()) {
+      for (const n of list) n.close()
+      await new Promise((done) => setTimeout(done, 200))
+    }
+  })
   const shown = await deliver(got[0].text)
   check('the worker shows it', shown.length === 1 && shown[0].body === '1 action waits' && shown[0].data.url === `/console/actions/${id}`, JSON.stringify(shown))
   check('it has no buttons', (shown[0].actions || []).length === 0)
