@@ -1,5 +1,5 @@
-// Package notify sends people notices of actions that wait for them, by mail and
-// in a chat with a Telegram bot.
+// Package notify sends people notices of actions that wait for them: by mail, in a
+// chat with a Telegram bot, in channels of Slack and Teams, and to their browsers.
 //
 // Each version of an action gets one round of notices: a row for each person
 // whom policy asks and each channel of that person. The round is inserted in one
@@ -8,7 +8,7 @@
 //	waiting ─┬─ sending ─┬─ sent
 //	   ↑ ↑   │           ├─ failed    refused permanently, or out of attempts
 //	   │ └───┼───────────┘            certainly not sent: retried
-//	   │     ├─ held ──── sent        over the hourly limit: sent in a digest
+//	   │     ├─ held ──── sent        over the hourly limit, collected, or in quiet hours: in a digest
 //	   │     └─ dropped               no longer pending, or no longer asks this person
 //	   └ the round, and later one reminder
 //
@@ -16,10 +16,10 @@
 // loses a notice and never sends one twice; the reminder still follows.
 //
 // A notice decides nothing. The only data from an agent in it are counts, a
-// digest, and domains that no program turns into a link. Its link shows the one
+// digest, and domains that no program turns into a link. A mail's link shows the one
 // action to anybody who has it, for as long as the action waits, and leads to
-// the sign-in. Only a chat that a person has linked gets buttons, under messages
-// that show all that would leave: see [Notifier.RunTelegram].
+// the sign-in. Only where the rule that asks lets a chat decide are there buttons,
+// under messages that show all that would leave: see [Notifier.RunTelegram].
 package notify
 
 import (

@@ -177,6 +177,8 @@ func TestNotify(t *testing.T) {
 	s := start(t, t.TempDir(), "--notify-from", "Postern <postern@agents.internal>", "--route", postfixtest.Domain+"="+postfix,
 		"--telegram-token", stubToken, "--telegram-url", stub.URL, "--pool-min", "0", "--pool-max", "0")
 	ann := s.person("ann")
+	// Before anybody has a channel, so that nobody is told of this change.
+	s.policy(t, "version: 1\nrules:\n  - id: chat-but-no-delete\n    kind: email.send\n    then: ask\n    chat: true\n")
 	if status, err := call(s.local(), "PATCH", "http://postern/v1/people/ann", "", map[string]string{"email": "b@" + postfixtest.Domain}, nil); err != nil || status != 204 {
 		t.Fatalf("set address: %d, %v", status, err)
 	}
