@@ -694,6 +694,14 @@ func (m *model) take(before *world, s step) (w world, violation string, err erro
 				e.votes = append(e.votes, people[i].String())
 			}
 		}
+		if s.op == opApprove {
+			// The same action with a grave finding, and an approval without its tick.
+			grave := a
+			grave.Request.Findings = []policy.Finding{{ID: "lookalike:x", Kind: policy.FindLookalike, Grave: true}}
+			if b, gerr := m.rules(grave, e); gerr == nil {
+				return w, "approval counted without the tick of a grave finding, and it is " + string(b.State), nil
+			}
+		}
 		if !event(e) {
 			break
 		}
