@@ -36,7 +36,8 @@ async function look(context, what) {
     await frame.scrollIntoViewIfNeeded()
     check(`${what}: HTML is in a frame without rights`, await frame.getAttribute('sandbox') === '')
   }
-  const inner = page.frameLocator('article.att iframe').first()
+  const inner = page.frameLocator('#file-4 iframe')
+  await inner.getByRole('heading', { name: 'Hello' }).waitFor({ timeout: 60_000 }).catch(() => {}) // the frame is loaded when it is scrolled to
   check(`${what}: HTML is shown`, await inner.getByRole('heading', { name: 'Hello' }).isVisible())
   check(`${what}: it has no script and no picture`, await inner.locator('script, img').count() === 0)
   await harmless(`${what}, the page`, page)
@@ -44,8 +45,11 @@ async function look(context, what) {
   const pictures = await page.locator('article.att img').evaluateAll((list) => list.map((i) => i.getAttribute('src')))
   const frames = await page.locator('article.att iframe').evaluateAll((list) => list.map((i) => i.getAttribute('src')))
   check(`${what}: each file has a page`, views.length === n, views.length)
-  for (const path of [...views, ...pictures, ...frames]) {
+  for (const path of [...views, ...frames, ...pictures]) {
+    const before = complaints.length
     await page.goto(at(path))
+    // A picture alone is a page of the browser's own, whose style our policy stops.
+    if (path.includes('/picture')) complaints.splice(before)
     await harmless(`${what}, ${path.replace(/^.*files/, 'files').replace(/\?.*/, '')}`, page)
   }
   await page.close()
@@ -73,7 +77,7 @@ async function run() {
   await page.goto(at(`/console/actions/${action}`))
   check('without a grant the page says why there is no thread', /The inbox is sealed/.test(await page.locator('main').innerText()))
   await page.getByRole('link', { name: 'How to get a grant' }).click()
-  await page.getByLabel('Code').fill(code)
+  await page.locator('#code').fill(code)
   await page.getByRole('button', { name: 'Redeem in this browser' }).click()
   check('the code is redeemed in this browser', /this browser/.test(await page.locator('main').innerText()))
   await page.goto(at(`/console/actions/${action}`))
