@@ -313,6 +313,14 @@ func mark(p string) template.HTML {
 	return template.HTML(markStart + template.HTMLEscapeString(p) + markEnd) //nolint:gosec // escaped
 }
 
+// unlinked marks a name that must be no link, such as within the head of a fold: a link
+// in what is itself pressed cannot be told apart by who does not see it. No kind of
+// principal begins with it.
+const unlinked = "!"
+
+// markPlain is mark for a name without a link.
+func markPlain(p string) template.HTML { return mark(unlinked + p) }
+
 var marks = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(markStart + `([^<]*)` + markEnd)
 })
@@ -332,7 +340,7 @@ func (s *Server) putNames(project string, html []byte) []byte {
 	seen := map[string]bool{}
 	var principals []string
 	for _, m := range found {
-		if p := unescape(string(m[1])); !seen[p] {
+		if p := strings.TrimPrefix(unescape(string(m[1])), unlinked); !seen[p] {
 			seen[p] = true
 			principals = append(principals, p)
 		}
@@ -345,9 +353,13 @@ func (s *Server) putNames(project string, html []byte) []byte {
 		s.log.WarnContext(ctx, "name the principals of a page", "err", err)
 	}
 	return marks().ReplaceAllFunc(html, func(m []byte) []byte {
-		p := unescape(string(m[len(markStart) : len(m)-len(markEnd)]))
+		p, plain := strings.CutPrefix(unescape(string(m[len(markStart):len(m)-len(markEnd)])), unlinked)
+		name := known.of(p)
+		if plain {
+			name.Link = ""
+		}
 		var b bytes.Buffer
-		if err := pages()["failure"].ExecuteTemplate(&b, "called", known.of(p)); err != nil {
+		if err := pages()["failure"].ExecuteTemplate(&b, "called", name); err != nil {
 			return []byte(template.HTMLEscapeString(mail.Printable(p, 200)))
 		}
 		return bytes.TrimSpace(b.Bytes())

@@ -141,6 +141,7 @@ var funcs = template.FuncMap{
 	"quota":         quotaText,
 	"count":         count,
 	"who":           mark,
+	"whoPlain":      markPlain,
 	"thousands":     func(n any) string { i, _ := strconv.ParseInt(fmt.Sprint(n), 10, 64); return thousands(i) },
 	"age":           func(t time.Time) string { return howLong(time.Since(t)) },
 	"howlong":       howLong,

@@ -2,7 +2,8 @@
 // record of requests to other hosts, and screenshots, wide and narrow, light and
 // dark.
 import { chromium } from 'playwright-core'
-import { mkdirSync, mkdtempSync, rmSync } from 'node:fs'
+import { mkdirSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { createRequire } from 'node:module'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 
@@ -97,6 +98,76 @@ export async function pictures(pages, state) {
     await context.close()
   }
   check(`no page is wider than its screen: ${pages.map((p) => p[0]).join(', ')}`, tooWide.length === 0, tooWide.join(', '))
+}
+
+// kindOf is a path without what tells one page of its kind from another.
+const kindOf = (path) => path.split(/[?#]/)[0].replace(/\/(?:[a-z]+_[A-Z2-7a-z0-9]{2,}|i[a-z0-9]{15,}|[0-9]+|[^/]*[.@][^/]*)(?=\/|$)/g, '/*')
+
+// walk follows the links of the console from these paths without JavaScript, and returns
+// the paths that it reached: at most a few of each kind, since a project may have thousands.
+export async function walk(state, paths, most = 2) {
+  const context = await open({ storageState: state })
+  const page = await context.newPage()
+  const seen = new Map()
+  const queue = [...paths]
+  const reached = []
+  while (queue.length > 0) {
+    const path = queue.shift()
+    const kind = kindOf(path)
+    const before = seen.get(kind) || []
+    if (before.includes(path.split('#')[0]) || before.length >= (kind === '/console/actions/*' ? 5 : most)) continue
+    seen.set(kind, [...before, path.split('#')[0]])
+    const answer = await page.request.get(new URL(path, base).href) // a download opens no page
+    if (!/text\/html/.test(answer.headers()['content-type'] || '') || /attachment/.test(answer.headers()['content-disposition'] || '')) continue
+    if (/\/frame$|\/files\//.test(path)) continue // a document of somebody else's, in a frame
+    await page.goto(new URL(path, base).href)
+    reached.push(path)
+    const links = await page.evaluate(() => [...document.querySelectorAll('a[href]')].map((a) => a.href))
+    for (const href of links) {
+      const u = new URL(href)
+      if (u.origin === new URL(base).origin && u.pathname.startsWith('/console/')) queue.push(u.pathname + u.search)
+    }
+  }
+  await context.close()
+  return reached
+}
+
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8')
+
+// rules returns what axe-core finds against WCAG 2.2 AA. It is put in by the debugger, so
+// the page's policy stays as it is, and nothing of it is shipped.
+async function rules(page, only) {
+  await page.evaluate(axe)
+  const found = await page.evaluate((only) => axe.run(document, {
+    runOnly: only ? { type: 'rule', values: only } : { type: 'tag', values: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] },
+    iframes: false, resultTypes: ['violations'],
+  }), only)
+  return found.violations.map((v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => `${n.target.join(' ')} (${n.any.concat(n.all, n.none).map((c) => c.message).join('; ').slice(0, 160)})`).join(', ')}${v.nodes.length > 3 ? ` and ${v.nodes.length - 3} more` : ''}`)
+}
+
+// sound checks each page with axe-core, wide and narrow, light and dark, and that no page
+// is wider than a screen of 390 pixels. Order and names do not depend on the colours, so
+// the second scheme of each width is checked for contrast alone.
+export async function sound(what, paths, state) {
+  const wrong = new Map() // by what is wrong, since most is wrong on each page
+  const note = (problem, where) => wrong.set(problem, [...(wrong.get(problem) || []), where])
+  const context = await open({ javaScriptEnabled: true, storageState: state })
+  const page = await context.newPage()
+  for (const path of paths) {
+    for (const [size, viewport, first, second] of [['wide', { width: 1440, height: 900 }, 'light', 'dark'], ['narrow', { width: 390, height: 844 }, 'dark', 'light']]) {
+      await page.setViewportSize(viewport)
+      await page.emulateMedia({ colorScheme: first, reducedMotion: 'reduce' })
+      await page.goto(new URL(path, base).href)
+      for (const v of await rules(page)) note(v, `${path} ${size} ${first}`)
+      await page.emulateMedia({ colorScheme: second, reducedMotion: 'reduce' })
+      for (const v of await rules(page, ['color-contrast'])) note(v, `${path} ${size} ${second}`)
+      const over = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth)
+      if (over > 0) note(`wider than the screen`, `${path} ${size} by ${over}px: ${await page.evaluate(() => [...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > window.innerWidth + 1 && !e.closest('.scroll, .code, .tabs')).slice(0, 3).map((e) => e.tagName + '.' + e.className).join(' '))}`)
+    }
+  }
+  await context.close()
+  for (const [problem, where] of wrong) check(`${what}: ${problem}`, false, `${where.length} times: ${where.slice(0, 4).join(', ')}`)
+  check(`${what}: axe-core finds nothing on ${paths.length} pages, and none is too wide`, wrong.size === 0)
 }
 
 // tabTo presses Tab until the element with this id has the focus.
