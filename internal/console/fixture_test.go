@@ -27,6 +27,7 @@ import (
 	"postern/internal/domain"
 	"postern/internal/gmail"
 	"postern/internal/imapmail"
+	"postern/internal/inside"
 	"postern/internal/mail"
 	"postern/internal/mailauth"
 	"postern/internal/mailauth/dnstest"
@@ -166,6 +167,8 @@ type fixture struct {
 	people  *people.People
 	oauth   *oauth.Server
 	fleet   *sandbox.Fleet
+	guest   http.Handler // what guests answer besides that they are up; nil means nothing else
+	casts   *inside.Casts
 	domains *domain.Registry
 	dns     *dnstest.Server
 	hop     *nextHop
@@ -233,7 +236,13 @@ func setupOn(t testing.TB, l net.Listener, db *store.DB) *fixture {
 	}
 	f.gate = oversight.NewGate(log, f.db, f.judge)
 	f.post = mailbox.New(log, f.db, f.gate, mailbox.Config{Blobs: blobs, Transport: f.hop, Domain: "agents.test"})
-	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
+	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if f.guest != nil && r.URL.Path != "/health" && r.URL.Path != "/init" {
+			f.guest.ServeHTTP(w, r)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	}))
 	t.Cleanup(guest.Close)
 	m := &machine{guest: guest.Listener.Addr().String(), gone: map[string]chan struct{}{}}
 	if f.fleet, err = sandbox.New(log, f.db, m, m, sandboxtest.Config(t)); err != nil {
@@ -289,8 +298,11 @@ func setupOn(t testing.TB, l net.Listener, db *store.DB) *fixture {
 		t.Fatal(err)
 	}
 	f.runs = &ledger{}
+	if f.casts, err = inside.NewCasts(log, t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
 	f.oauth = oauth.New(log, f.db, f.post, oauth.Config{})
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Mailboxes: f.mailboxes, Data: f.data(), Commands: f.commands, Notify: f.notify})
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Casts: f.casts, Mailboxes: f.mailboxes, Data: f.data(), Commands: f.commands, Notify: f.notify})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: time.Minute}}
 	s.Start()

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -13,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
@@ -248,7 +250,12 @@ func (s fileHandlers) showFile(w http.ResponseWriter, r *http.Request, who auth.
 			// HTML is shown as its source: what code wrote is not drawn in this origin, nor
 			// in a frame.
 			v.Text = preview.Plain(c.Data)
-		case preview.Nothing, preview.Calendar, preview.PDF, preview.Message, preview.Archive:
+		case preview.Nothing:
+			// Logs have escape codes; what has no zero byte at its beginning is read as text.
+			if head := c.Data[:min(len(c.Data), 8<<10)]; len(head) > 0 && !bytes.ContainsRune(head, 0) && utf8.Valid(head[:max(0, len(head)-3)]) {
+				v.Text = preview.Plain(c.Data)
+			}
+		case preview.Calendar, preview.PDF, preview.Message, preview.Archive:
 			v.Text = v.Preview.Text
 		}
 		if most := 256 << 10; len(v.Text) > most {
