@@ -400,7 +400,7 @@ func TestSandboxList(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	for i := range 60 {
-		s, err := f.fleet.Create(t.Context(), f.project, sandbox.Request{Template: "base", Metadata: map[string]string{"team": fmt.Sprintf("t%d", i%2), "odd": `%_"\`}, Options: sandbox.Options{Timeout: time.Hour}})
+		s, err := f.fleet.Create(t.Context(), f.project, sandbox.Request{Template: "base", Metadata: map[string]string{"team": fmt.Sprintf("crew-%d", i%2), "odd": `%_"\`}, Options: sandbox.Options{Timeout: time.Hour}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -413,8 +413,8 @@ func TestSandboxList(t *testing.T) {
 	const list = "/console/sandboxes"
 	for query, want := range map[string]string{
 		"": "60 sandboxes, page 1", "?page=2": "60 sandboxes, page 2", "?state=running": ">5 sandboxes<", "?state=ended": "55 sandboxes",
-		"?meta=team%3Dt1": ">30 sandboxes<", "?meta=team%3Dt%25": "No sandbox fits", "?meta=team%3Dt": "No sandbox fits", "?template=base": "60 sandboxes", "?template=bas": "No sandbox fits",
-		"?q=T1": ">30 sandboxes<", "?q=%25": "60 sandboxes", "?q=nothing": "No sandbox fits", "?agent=inb_x": "No sandbox fits", "?q=" + url.QueryEscape(`_"\`): "60 sandboxes",
+		"?meta=team%3Dcrew-1": ">30 sandboxes<", "?meta=team%3Dcrew%25": "No sandbox fits", "?meta=team%3Dcrew": "No sandbox fits", "?template=base": "60 sandboxes", "?template=bas": "No sandbox fits",
+		"?q=CREW-1": ">30 sandboxes<", "?q=%25": "60 sandboxes", "?q=nothing": "No sandbox fits", "?agent=inb_x": "No sandbox fits", "?q=" + url.QueryEscape(`_"\`): "60 sandboxes",
 	} {
 		contains(t, query, f.get(list+query).body, want)
 	}

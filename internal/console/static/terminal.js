@@ -8,20 +8,16 @@
 
   // The policy of the console's pages has no inline style. xterm.js writes <style> elements
   // and style attributes; the same rules through the CSSOM are allowed, so they go there.
-  const sheets = new WeakMap()
-  Object.defineProperty(HTMLStyleElement.prototype, 'textContent', {
-    configurable: true,
-    get() { return '' },
-    set(text) {
-      let sheet = sheets.get(this)
-      if (!sheet) {
-        sheet = new CSSStyleSheet()
-        sheets.set(this, sheet)
-        document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet]
-      }
-      sheet.replaceSync(text)
-    },
-  })
+  const make = document.createElement.bind(document)
+  document.createElement = (name, ...more) => {
+    if (name !== 'style') return make(name, ...more)
+    const sheet = new CSSStyleSheet()
+    document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet]
+    const stand = make('span') // in its place
+    stand.hidden = true
+    Object.defineProperty(stand, 'textContent', { get: () => '', set: (text) => sheet.replaceSync(text) })
+    return stand
+  }
   const plain = Element.prototype.setAttribute
   HTMLElement.prototype.setAttribute = function (name, value) {
     if (name === 'style') this.style.cssText = value
