@@ -95,7 +95,7 @@ async function run() {
   await page.locator('.flash a').click()
   await page.waitForURL((u) => u.pathname === path)
 
-  const now = () => page.locator('.standing .state').getAttribute('data-state').catch(() => 'approved') // the page was looking again just now
+  const now = () => page.locator('.standing [data-state]').getAttribute('data-state').catch(() => 'approved') // the page was looking again just now
   let got = await now()
   for (let i = 0; i < 240 && ['approved', 'executing'].includes(got); i++) {
     await page.waitForTimeout(500)

@@ -21,7 +21,7 @@ const usual = { reason: 'no rule allows it: a person decides' }
 const at = (path) => new URL(path, base).href
 const action = (a) => at(`/console/actions/${a.id}`)
 const text = (page) => page.locator('main').innerText()
-const state = (page) => page.locator('.standing .state').getAttribute('data-state')
+const state = (page) => page.locator('.standing [data-state]').getAttribute('data-state')
 
 // eventually waits for a condition, long enough for a busy machine.
 async function eventually(what, ask) {
