@@ -55,7 +55,7 @@ func (s queueHandlers) decided(w http.ResponseWriter, r *http.Request, who auth.
 	if err != nil {
 		return err
 	}
-	l, err := s.list(r, who, n, false, oversight.Denied, oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown, oversight.Scheduled, oversight.Cancelled)
+	l, err := s.list(r, who, n, oversight.Denied, oversight.Approved, oversight.Executing, oversight.Done, oversight.Failed, oversight.Unknown, oversight.Scheduled, oversight.Cancelled)
 	if err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func pageNumber(r *http.Request) (int, error) {
 	return n, nil
 }
 
-func (s reviews) list(r *http.Request, who auth.Principal, n int, oldestFirst bool, states ...oversight.State) (*listing, error) {
+func (s reviews) list(r *http.Request, who auth.Principal, n int, states ...oversight.State) (*listing, error) {
 	as, err := s.gate.Actions(r.Context(), who, oversight.Query{States: states, Limit: maxListing + 1})
 	if err != nil {
 		return nil, err
@@ -96,9 +96,6 @@ func (s reviews) list(r *http.Request, who auth.Principal, n int, oldestFirst bo
 	l.choices(as, names)
 	as = slices.DeleteFunc(as, func(a oversight.Action) bool { return !f.selects(who, &a) })
 	l.Total = len(as)
-	if oldestFirst {
-		slices.Reverse(as)
-	}
 	if n > 1 {
 		l.Newer = n - 1
 	}

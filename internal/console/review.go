@@ -284,10 +284,8 @@ func longestGap(text string) (longest int) {
 type brief struct {
 	recipients
 	Title       string
-	Peek        string            // the beginning of its text
-	Fields      []oversight.Field // of what is not an email
+	Peek        string // the beginning of its text
 	Files       int
-	FilesSize   int64 // bytes
 	Notes       int
 	Unshown     bool
 	More        int // recipients in To and Cc that are not listed
@@ -326,12 +324,6 @@ func (s reviews) brief(ctx context.Context, who auth.Principal, a *oversight.Act
 	b.Peek = mail.Printable(strings.Join(strings.Fields(strings.ToValidUTF8(r.View.Text[:min(len(r.View.Text), 4*briefPeek)], "")), " "), briefPeek)
 	if r.View.Request != nil && len(r.View.Fields) > 0 {
 		b.Peek = mail.Printable(r.View.Fields[0].Value, briefPeek)
-	}
-	for _, f := range r.View.Files {
-		b.FilesSize += f.Size
-	}
-	if a.Kind != mailbox.SendKind {
-		b.Fields = r.View.Fields[:min(len(r.View.Fields), 4)]
 	}
 	b.To = slices.Clone(b.To[:min(len(b.To), briefRecipients)])
 	b.Cc = slices.Clone(b.Cc[:min(len(b.Cc), briefRecipients-len(b.To))])

@@ -103,7 +103,7 @@ func (s sendingHandlers) showSending(w http.ResponseWriter, r *http.Request, who
 	for _, x := range ss {
 		v.Suspended = append(v.Suspended, suspended{x, or(names[x.Scope], x.Scope)})
 	}
-	l, err := s.list(r, who, 1, false, oversight.Approved, oversight.Executing)
+	l, err := s.list(r, who, 1, oversight.Approved, oversight.Executing)
 	if err != nil {
 		return err
 	}
