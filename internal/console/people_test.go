@@ -95,6 +95,8 @@ var least = map[string]auth.Role{
 	"/console/stepup/passkey/ask":               auth.Viewer,
 	"/console/switches":                         auth.Reviewer,
 	"/console/switches/{id}/off":                auth.Owner,
+	"/console/account/context":                  auth.Reviewer,
+	"/console/account/context/{id}/remove":      auth.Reviewer,
 	"/console/disk/measure":                     auth.Owner,
 	"/console/permits/{id}/end":                 auth.Reviewer,
 	"/console/actions/{id}/narrow":              auth.Reviewer,

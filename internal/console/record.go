@@ -43,7 +43,7 @@ var topics = []topic{
 	{"actions", "Proposals", nil, []string{"action."}},
 	{"sandboxes", "Sandboxes", nil, []string{"sandbox.", "snapshot.", "template.", "volume.", "bench.", "run."}},
 	{"rules", "Rules", []audit.Verb{audit.InboxMode, audit.InboxDemote, audit.InboxAllow, audit.InboxDisallow, audit.InboxOverseers, audit.InboxSending, audit.InboxCode, audit.InboxCodeUsed, audit.InboxCodeWrong, audit.ProjectSending}, []string{"policy.", "switch.", "boundary.", "contract."}},
-	{"access", "Access", nil, []string{"person.", "key.", "grant.", "app.", "connect.", "inbox.", "webhook.", "domain.", "setup.", "notify."}},
+	{"access", "Access", nil, []string{"person.", "key.", "grant.", "app.", "connect.", "inbox.", "webhook.", "domain.", "setup.", "notify.", "context."}},
 	{"server", "The server", nil, []string{"record.", "signing.", "project.", "verification."}},
 }
 

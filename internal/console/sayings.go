@@ -150,6 +150,11 @@ var sayings = map[audit.Verb]saying{
 	audit.NotifySettings:     {"person", "{who} changed how notices are sent[: {settings}].", "", ""},
 	audit.NotifyEscalate:     {"clock", "Nobody had decided about {action}, so others were told[: {to}].", "look", "warn"},
 
+	audit.ContextRead:     {"mail", "{who} read what {action} answers, by a grant for context.", "read", ""},
+	audit.ContextHeld:     {"mail", "{who} read who sent mail that is in quarantine[ for {inbox:object}], by a grant for context.", "read", ""},
+	audit.InboxContext:    {"key", "{who} made a grant for context of {inbox:object}[, for {person:person}].", "access", "accent"},
+	audit.InboxContextUse: {"key", "{who} took up a grant for context of {inbox:object}.", "access", "accent"},
+
 	audit.PermitGrant: {"policy", "{who} granted a permit[ for requests to {b:hosts}][ for the secret {b:secret}][ for {sandbox:sandbox}], until {time:until}[, as {as:decider} decided].", "approved", "accent"},
 	audit.PermitEnd:   {"policy", "{who} ended what was allowed[: requests to {b:hosts}][, the secret {b:secret}].", "ended", "accent"},
 
