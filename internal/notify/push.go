@@ -256,7 +256,7 @@ func (n *Notifier) noteDevice(ctx context.Context, id string, r result, gone boo
 			_, err := tx.ExecContext(ctx, `delete from push_device where id = $1`, id)
 			return err
 		}
-		_, err := tx.ExecContext(ctx, `update push_device set failed = $1, sent_at = case when $2 > 0 then $2 else sent_at end where id = $3`, why, store.Time(at), id)
+		_, err := tx.ExecContext(ctx, `update push_device set failed = $1, sent_at = case when $2 > sent_at then $2 else sent_at end where id = $3`, why, store.Time(at), id)
 		return err
 	})
 	if err != nil {
