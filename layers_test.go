@@ -21,7 +21,7 @@ import (
 var layers = [][]string{
 	{"extract"}, // text out of any bytes
 	{"policy", "erofs", "mail", "mailquery", "scan", "leak", "statement", "guest", "mcpgateway", "sandbox/launch", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing", "tracing", "dockerfile", "attest", "tarpit"}, // pure rules, formats, and the database
-	{"contract", "preview", "rootfs", "erofs/erofstest", "inject", "mailservice", "publicnet", "registry/registrytest", "gmail/gmailtest"},                                                                                                              // what is done to outgoing requests; pure
+	{"contract", "preview", "rootfs", "erofs/erofstest", "inject", "mailservice", "publicnet", "registry/registrytest", "gmail/gmailtest"},                                                                                                   // what is done to outgoing requests; pure
 	{"registry", "auth", "message", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
 	{"signing", "people", "oversight/oversighttest"},
@@ -58,7 +58,7 @@ var only = map[string][]string{
 	"preview":  {"golang.org/x/image/webp", "golang.org/x/text/encoding/charmap"},
 	"outgoing": {}, "inject": {"golang.org/x/net/http/httpguts"}, "seal": {}, "semaphore": {}, "scrub": {}, "leak": {}, "dockerfile": {}, "attest": {},
 	"mcpgateway": {}, // part of the guest's program
-	"scan":       {"golang.org/x/text/unicode/norm"},
+	"scan":       {"golang.org/x/net/publicsuffix", "golang.org/x/text/unicode/norm"},
 	"guest": {
 		"connectrpc.com/connect", "github.com/creack/pty", "github.com/fsnotify/fsnotify", "golang.org/x/sys/unix",
 		"google.golang.org/protobuf/types/known/timestamppb", "google.golang.org/protobuf/proto",
