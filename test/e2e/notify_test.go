@@ -323,7 +323,7 @@ func TestNotify(t *testing.T) {
 			b, _ := io.ReadAll(resp.Body)
 			return string(b)
 		}
-		if page := account(); !strings.Contains(page, "Linked</span> with <bdi>") || !strings.Contains(page, `id="chat-remove"`) {
+		if page := account(); !strings.Contains(page, "</span> with <bdi>") || !strings.Contains(page, `id="chat-remove"`) {
 			t.Errorf("the account does not say that a chat is linked:\n%s", page)
 		}
 		if status, _ := s.form(ann, "/console/account/telegram/unlink", nil); status != http.StatusSeeOther || strings.Contains(account(), `id="chat-remove"`) {
