@@ -141,7 +141,7 @@ func zipListing(data []byte) (l Listing, err error) {
 		if strings.HasSuffix(m.Name, "/") {
 			continue
 		}
-		one := Member{Name: m.Name, Size: int64(min(m.UncompressedSize64, 1<<50))} //nolint:gosec // bounded
+		one := Member{Name: m.Name, Size: int64(min(m.UncompressedSize64, 1<<50))}
 		if m.Flags&1 != 0 {
 			one.Say = sayEncrypted
 		}

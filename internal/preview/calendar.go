@@ -195,7 +195,7 @@ func parseProperty(line string) (p property, ok bool) {
 
 // begin opens an entry.
 func (r *calendarReader) begin() {
-	kind := ""
+	var kind string
 	switch r.open[len(r.open)-1] {
 	case "VEVENT":
 		kind = "event"
@@ -265,9 +265,10 @@ func (r *calendarReader) line(p property) {
 	case e == nil:
 		return
 	case len(r.open) > 2:
-		if p.name == "ACTION" {
+		switch p.name {
+		case "ACTION":
 			r.alarm = strings.ToUpper(strings.TrimSpace(p.value))
-		} else if p.name == "ATTENDEE" {
+		case "ATTENDEE":
 			e.attend(person(p)) // whom an alarm's mail goes to
 		}
 		return

@@ -69,6 +69,7 @@ func (f *finder) Media(extract.Place, string)    { f.media++ }
 func (f *finder) PrivateKey(_ extract.Place, form string) {
 	f.reasons = append(f.reasons, "a private key "+form)
 }
+
 func (f *finder) Unread(_ extract.Place, _ extract.Reason, why string) {
 	if !slices.Contains(f.reasons, why) && len(f.reasons) < 5 {
 		f.reasons = append(f.reasons, why)

@@ -68,6 +68,7 @@ type File struct {
 func (f *File) Whole() bool { return f.Form != Nothing && len(f.Missing) == 0 }
 
 func (f *File) note(format string, a ...any) { f.Notes = append(f.Notes, fmt.Sprintf(format, a...)) }
+
 func (f *File) missing(format string, a ...any) {
 	f.Missing = append(f.Missing, fmt.Sprintf(format, a...))
 }

@@ -219,8 +219,7 @@ func firstRune(s string) rune {
 
 // plain returns what a reader of CSV complains of, in words that have no Go in them.
 func plain(err error) string {
-	var p *csv.ParseError
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*csv.ParseError](err); ok {
 		return "line " + strconv.Itoa(p.Line) + " has a quotation mark where none may be"
 	}
 	return err.Error()
