@@ -92,7 +92,7 @@ func (s sandboxHandlers) lookInside(ctx context.Context, who auth.Principal, v *
 
 // insideWords says in words for a person why nothing is known of the inside.
 func insideWords(err error) string {
-	var refused *inside.Refusal
+	var refused *inside.RefusalError
 	switch {
 	case errors.As(err, &refused):
 		return "The sandbox refuses: " + extract.Cut(refused.Text, 300)

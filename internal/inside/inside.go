@@ -52,11 +52,11 @@ var (
 	ErrSilent = errors.New("the sandbox does not answer")
 )
 
-// A Refusal is what the guest says against a request. Its text is hostile.
-type Refusal struct{ Text string }
+// A RefusalError is what the guest says against a request. Its text is hostile.
+type RefusalError struct{ Text string }
 
 // Error implements error.
-func (r *Refusal) Error() string { return "the sandbox refuses: " + r.Text }
+func (r *RefusalError) Error() string { return "the sandbox refuses: " + r.Text }
 
 // A Door opens sandboxes for people. It is safe for concurrent use.
 type Door struct {
@@ -107,7 +107,7 @@ func options() []rpc.ClientOption {
 // said makes what the guest says about a request an error.
 func said(id string, err error) error {
 	if e, ok := errors.AsType[*rpc.Error](err); ok && e.Code() != rpc.CodeUnavailable && e.Code() != rpc.CodeUnknown && e.Code() != rpc.CodeInternal {
-		return &Refusal{e.Message()}
+		return &RefusalError{e.Message()}
 	}
 	return fmt.Errorf("%w: %s: %w", ErrSilent, id, err)
 }
@@ -234,7 +234,7 @@ func (d *Door) read(ctx context.Context, id, file string, limit int64) (c Conten
 		if json.Unmarshal(text, &answer) != nil || answer.Message == "" {
 			answer.Message = fmt.Sprintf("status %d", resp.StatusCode)
 		}
-		return c, &Refusal{answer.Message}
+		return c, &RefusalError{answer.Message}
 	}
 	if c.Data, err = io.ReadAll(io.LimitReader(resp.Body, limit+1)); err != nil {
 		return c, fmt.Errorf("%w: %s: %w", ErrSilent, id, err)
