@@ -139,7 +139,7 @@ func (r *proofRule) answer(t *testing.T, rules rules, p point, seen map[string]m
 			note(seen, "event", reflect.ValueOf(x.e))
 		}
 		b, err := rules(x.a, x.e)
-		now := ""
+		var now string
 		switch {
 		case errors.Is(err, errStays):
 			now = "Stays"
@@ -423,7 +423,7 @@ const rulesFile = "proof/rules.v"
 func TestProofRules(t *testing.T) {
 	got := proofText(t, actual, actualParts)
 	if *updateProof {
-		if err := os.WriteFile(rulesFile, []byte(got), 0o644); err != nil { //nolint:gosec // a source file
+		if err := os.WriteFile(rulesFile, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
