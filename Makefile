@@ -21,7 +21,7 @@ else ifneq ($(DB),sqlite)
 $(error DB=$(DB): want sqlite or postgres)
 endif
 
-.PHONY: help demo test quick unit race e2e fuzz soak soak-tests soak-fuzz soak-boot bench build screenshots template deps-demo deps-test vet lint deadcode licenses generate check-generated proof clean
+.PHONY: help demo test quick unit race e2e fuzz soak soak-tests soak-fuzz soak-boot bench build screenshots template deps-demo deps-test vet lint deadcode licenses generate check-generated proof access clean
 
 help:
 	@echo 'Start here:'
@@ -44,6 +44,7 @@ help:
 	@echo 'Before a change lands:'
 	@echo '  make test         install what the tests need and pass them all: 20 minutes on 2 cores'
 	@echo '  make generate     the Go code of proto/ anew; make check-generated fails if that changes it'
+	@echo '  make access       check every page of the console with axe-core: 10 minutes'
 	@echo '  make proof        prove with Coq what docs/background/proof.md says, and that wrong rules cannot be proved'
 	@echo '  make screenshots  the pictures in docs/console.md anew'
 	@echo '  make licenses     bin/licenses: the texts that go with the built program'
@@ -197,3 +198,7 @@ soak-boot: template
 
 clean:
 	rm -rf bin .demo .soakboot cmd/postern/guestbin/postern-guest cmd/postern/guestbin/postern-runtime
+
+# Every page that a link leads to, in four forms, with axe-core.
+access: deps-test
+	POSTERN_TEST_ACCESS=all go test -count=1 -v -timeout 30m -run 'TestBrowserAccess$$' ./internal/console

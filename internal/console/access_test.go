@@ -148,7 +148,8 @@ var noPage = []string{
 // link to link, in a project that is full and in one that is empty. On each page it runs
 // axe-core with the rules of WCAG 2.2 AA, in light and dark, wide and narrow, and checks
 // that nothing must be scrolled sideways at 390 pixels. It fails for a page of the console
-// that no link leads to.
+// that no link leads to. All of this takes minutes and is "make access"; otherwise it
+// checks the pages that people use most.
 func TestBrowserAccess(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a browser is for whole runs")
@@ -177,6 +178,9 @@ func TestBrowserAccess(t *testing.T) {
 	t.Logf("%s", said)
 	if err != nil {
 		t.Fatalf("the browser's test: %v (it needs node, chromium and test/install-npm test/browser)", err)
+	}
+	if os.Getenv("POSTERN_TEST_ACCESS") != "all" {
+		return
 	}
 	var reached []string
 	b, err := os.ReadFile(filepath.Join(out, "reached.json"))

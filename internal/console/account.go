@@ -73,7 +73,7 @@ func (s accountHandlers) account(w http.ResponseWriter, r *http.Request, who aut
 
 func (s accountHandlers) showAccount(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	ctx := r.Context()
-	v := accountPage{Notice: notice, MinBytes: auth.MinPassword, Proved: who.Proved(), Usable: s.site(r).Usable() == nil, KeysOff: s.keysOff(who)}
+	v := accountPage{Notice: notice, MinBytes: auth.MinPassword, Proved: who.Proved(), Usable: s.site(r).Usable() == nil, KeysOff: s.keysOff(r.Context(), who)}
 	var err1, err2, err3, err4, err5 error
 	v.Person, err1 = s.conf.People.Me(ctx, who)
 	v.Keys, err2 = s.conf.People.Passkeys(ctx, who)
@@ -85,7 +85,7 @@ func (s accountHandlers) showAccount(w http.ResponseWriter, r *http.Request, who
 	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return err
 	}
-	return s.render(w, status, page{Name: "account", Title: "Your account", Who: who, Here: "account", Body: v})
+	return s.render(r.Context(), w, status, page{Name: "account", Title: "Your account", Who: who, Here: "account", Body: v})
 }
 
 // changed redirects to the account page after a form, or shows err there.
@@ -138,12 +138,10 @@ func (s accountHandlers) setKeys(w http.ResponseWriter, r *http.Request, who aut
 
 // keysOff reports whether the pages of who react to no keys. If it cannot be read, they
 // do not: a key that does nothing harms nobody.
-func (s *Server) keysOff(who auth.Principal) bool {
+func (s *Server) keysOff(ctx context.Context, who auth.Principal) bool {
 	if who.Kind != auth.Person {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
 	off, err := s.conf.People.KeysOff(ctx, who)
 	if err != nil {
 		s.log.WarnContext(ctx, "read whether keys are off", "err", err)
@@ -185,7 +183,7 @@ func draw(text string) (c qrCode, err error) {
 	return qrCode{Side: side + 8, D: template.HTMLAttr(`d="` + d.String() + `"`)}, nil //nolint:gosec // numbers and letters of ours
 }
 
-func (s accountHandlers) showApp(w http.ResponseWriter, status int, who auth.Principal, e people.Enrolment, problem string) error {
+func (s accountHandlers) showApp(ctx context.Context, w http.ResponseWriter, status int, who auth.Principal, e people.Enrolment, problem string) error {
 	v := appPage{Token: e.Token.Reveal(), Problem: problem}
 	var groups []string
 	for i, secret := 0, e.Secret.Reveal(); i < len(secret); i += 4 {
@@ -196,7 +194,7 @@ func (s accountHandlers) showApp(w http.ResponseWriter, status int, who auth.Pri
 	if v.QR, err = draw(e.URL.Reveal()); err != nil {
 		return err
 	}
-	return s.render(w, status, page{Name: "app", Title: "Set up an authenticator app", Who: who, Here: "account", Body: v})
+	return s.render(ctx, w, status, page{Name: "app", Title: "Set up an authenticator app", Who: who, Here: "account", Body: v})
 }
 
 func (s accountHandlers) beginApp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -204,7 +202,7 @@ func (s accountHandlers) beginApp(w http.ResponseWriter, r *http.Request, who au
 	if err != nil {
 		return s.changed(w, r, who, err)
 	}
-	return s.showApp(w, http.StatusOK, who, e, "")
+	return s.showApp(r.Context(), w, http.StatusOK, who, e, "")
 }
 
 func (s accountHandlers) confirmApp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -215,7 +213,7 @@ func (s accountHandlers) confirmApp(w http.ResponseWriter, r *http.Request, who 
 		if err != nil {
 			return s.changed(w, r, who, err)
 		}
-		return s.showApp(w, http.StatusBadRequest, who, e, "The code is wrong. Check the clock of your device and enter the current code.")
+		return s.showApp(r.Context(), w, http.StatusBadRequest, who, e, "The code is wrong. Check the clock of your device and enter the current code.")
 	}
 	if err != nil {
 		return s.changed(w, r, who, err)
@@ -229,7 +227,7 @@ func (s accountHandlers) showCodes(w http.ResponseWriter, r *http.Request, who a
 	if len(codes) == 0 {
 		return s.changed(w, r, who, nil)
 	}
-	return s.render(w, http.StatusOK, page{Name: "codes", Title: "Recovery codes", Who: who, Here: "account", Body: codes})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "codes", Title: "Recovery codes", Who: who, Here: "account", Body: codes})
 }
 
 func (s accountHandlers) removeApp(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -249,7 +247,7 @@ func (s accountHandlers) askPasskey(w http.ResponseWriter, r *http.Request, who 
 	if err != nil {
 		return s.changed(w, r, who, err)
 	}
-	return s.showAsk(w, who, askPage{
+	return s.showAsk(r.Context(), w, who, askPage{
 		Title: "Create a passkey", Text: "Your browser creates it on this device, a phone or a security key. It works only with this host name of the console.",
 		Action: "/console/account/passkeys", Kind: "create", Label: r.PostForm.Get("name"), Button: "Create a passkey",
 	}, q)
@@ -303,7 +301,7 @@ func (s stepUpHandlers) showStepUp(w http.ResponseWriter, r *http.Request, who a
 		return err
 	}
 	v := stepUpPage{Person: me, Next: next, Usable: me.Passkeys > 0 && s.site(r).Usable() == nil, Problem: problem}
-	return s.render(w, status, page{Name: "stepup", Title: "Confirm it’s you", Who: who, Body: v})
+	return s.render(r.Context(), w, status, page{Name: "stepup", Title: "Confirm it’s you", Who: who, Body: v})
 }
 
 // steppedUp redirects to the page that required the second factor, or shows the
@@ -336,7 +334,7 @@ func (s stepUpHandlers) askStepUp(w http.ResponseWriter, r *http.Request, who au
 	if err != nil {
 		return s.steppedUp(w, r, who, err)
 	}
-	return s.showAsk(w, who, askPage{
+	return s.showAsk(r.Context(), w, who, askPage{
 		Title: "Confirm it’s you", Text: "Your browser will ask for your passkey.",
 		Action: "/console/stepup/passkey", Kind: "get", Next: localPath(r.PostForm.Get("next")), Button: "Use a passkey",
 	}, q)

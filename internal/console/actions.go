@@ -59,7 +59,7 @@ func (s queueHandlers) decided(w http.ResponseWriter, r *http.Request, who auth.
 	if err != nil {
 		return err
 	}
-	return s.render(w, http.StatusOK, page{Name: "decided", Title: "Decided", Who: who, Here: "decided", Body: l})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "decided", Title: "Decided", Who: who, Here: "decided", Body: l})
 }
 
 func pageNumber(r *http.Request) (int, error) {
@@ -248,7 +248,7 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 			p.Refresh = 30
 		}
 	}
-	return s.render(w, status, p)
+	return s.render(r.Context(), w, status, p)
 }
 
 // beside reads the queue for the pane beside an action.

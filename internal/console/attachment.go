@@ -220,7 +220,7 @@ func (s attachmentHandlers) view(w http.ResponseWriter, r *http.Request, who aut
 	case preview.Nothing, preview.Picture, preview.Calendar, preview.PDF, preview.Message, preview.Archive:
 		p.Text = p.Preview.Text
 	}
-	return s.render(w, http.StatusOK, page{Name: "file", Title: or(f.Name, "File"), Who: who, Here: "queue", Body: &p})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "file", Title: or(f.Name, "File"), Who: who, Here: "queue", Body: &p})
 }
 
 // picturePolicy is for pixels alone. The attack: somebody opens a picture's address as a

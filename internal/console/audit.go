@@ -120,7 +120,7 @@ func (s auditHandlers) entry(w http.ResponseWriter, r *http.Request, who auth.Pr
 		return err
 	}
 	v.Prior, v.Changed = v.Prev, v.Hash() != v.Recorded
-	return s.render(w, http.StatusOK, page{Name: "entry", Title: "Entry " + strconv.FormatInt(seq, 10), Who: who, Here: "audit", Body: v})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "entry", Title: "Entry " + strconv.FormatInt(seq, 10), Who: who, Here: "audit", Body: v})
 }
 
 // proof answers with the file that shows a stranger that an entry is in the record.
@@ -247,7 +247,7 @@ func (s auditHandlers) verify(w http.ResponseWriter, r *http.Request, who auth.P
 	if n := len(report.Kept); n > 0 {
 		v.Covered = max(v.Covered, report.Kept[n-1].Size)
 	}
-	return s.render(w, http.StatusOK, page{Name: "verify", Title: "Audit log verified", Who: who, Here: "audit", Body: v})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "verify", Title: "Audit log verified", Who: who, Here: "audit", Body: v})
 }
 
 // recordKeys are the public keys of checkpoints.

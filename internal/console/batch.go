@@ -92,7 +92,7 @@ func (s batchHandlers) showBatch(w http.ResponseWriter, r *http.Request, who aut
 	if v.Mark, err = s.watched(ctx, who, "queue"); err != nil {
 		return err
 	}
-	return s.render(w, status, v)
+	return s.render(r.Context(), w, status, v)
 }
 
 // item reads one action for the page of many.
@@ -231,7 +231,7 @@ func (s batchHandlers) decideBatch(w http.ResponseWriter, r *http.Request, who a
 	if err != nil {
 		return err
 	}
-	return s.render(w, http.StatusOK, page{Name: "answers", Title: "Results", Who: who, Here: "queue", Body: answersPage{answers, f.Queue()}})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "answers", Title: "Results", Who: who, Here: "queue", Body: answersPage{answers, f.Queue()}})
 }
 
 // shownAs reads a token of [batchItem.Token].

@@ -51,7 +51,7 @@ func (s accountHandlers) linkChat(w http.ResponseWriter, r *http.Request, who au
 		return err
 	}
 	v := chatPage{Code: code.Reveal(), Bot: bot, Minutes: int(notify.CodeTime.Minutes())}
-	return s.render(w, http.StatusOK, page{Name: "chat", Title: "Link a Telegram chat", Who: who, Here: "account", Body: v})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "chat", Title: "Link a Telegram chat", Who: who, Here: "account", Body: v})
 }
 
 func (s accountHandlers) unlinkChat(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

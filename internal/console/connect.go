@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"html/template"
@@ -104,7 +105,7 @@ func (s connectHandlers) showConnect(w http.ResponseWriter, r *http.Request, who
 			p.Scopes = append(p.Scopes, scopeChoice{scope, scopeMeans[scope], chosen})
 		}
 	}
-	return s.render(w, status, page{Name: "connect", Title: "Connect an app", Who: who, Here: "settings", Body: p})
+	return s.render(r.Context(), w, status, page{Name: "connect", Title: "Connect an app", Who: who, Here: "settings", Body: p})
 }
 
 // A connectedPage leads back to an app.
@@ -126,7 +127,7 @@ func (s connectHandlers) answer(w http.ResponseWriter, r *http.Request, who auth
 	switch r.PostForm.Get("answer") {
 	case "deny":
 		p.Denied, p.URL = true, template.URL(req.Deny()) //nolint:gosec // see connectedPage.URL
-		return s.showConnected(w, who, p)
+		return s.showConnected(r.Context(), w, who, p)
 	case "allow":
 	default:
 		return fmt.Errorf("%w: answer: must be allow or deny", errForm)
@@ -150,13 +151,13 @@ func (s connectHandlers) answer(w http.ResponseWriter, r *http.Request, who auth
 		return err
 	}
 	p.Inbox, p.Key, p.URL = a.Inbox, a.Key.Reveal(), template.URL(a.URL) //nolint:gosec // see connectedPage.URL
-	return s.showConnected(w, who, p)
+	return s.showConnected(r.Context(), w, who, p)
 }
 
 // showConnected leads the browser back to an app. A form's answer that redirects would
 // be stopped by our own policy (form-action), so the page itself goes on; a key has to be
 // copied first.
-func (s connectHandlers) showConnected(w http.ResponseWriter, who auth.Principal, p connectedPage) error {
+func (s connectHandlers) showConnected(ctx context.Context, w http.ResponseWriter, who auth.Principal, p connectedPage) error {
 	title := "App connected"
 	if p.Denied {
 		title = "App refused"
@@ -164,7 +165,7 @@ func (s connectHandlers) showConnected(w http.ResponseWriter, who auth.Principal
 	if p.Key == "" {
 		w.Header().Set("Refresh", "1; url="+string(p.URL))
 	}
-	return s.render(w, http.StatusOK, page{Name: "connected", Title: title, Who: who, Here: "settings", Body: p})
+	return s.render(ctx, w, http.StatusOK, page{Name: "connected", Title: title, Who: who, Here: "settings", Body: p})
 }
 
 // An appsPage is the connected apps.
@@ -186,7 +187,7 @@ func (s connectHandlers) showApps(w http.ResponseWriter, r *http.Request, who au
 	if err != nil {
 		return err
 	}
-	return s.render(w, status, page{Name: "apps", Title: "Connected apps", Who: who, Here: "settings", Body: appsPage{list, notice, s.conf.OAuth.Base(r) + "/mcp"}})
+	return s.render(r.Context(), w, status, page{Name: "apps", Title: "Connected apps", Who: who, Here: "settings", Body: appsPage{list, notice, s.conf.OAuth.Base(r) + "/mcp"}})
 }
 
 var appID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^app_[A-Z2-7]{26}$`) })

@@ -529,7 +529,7 @@ func TestHeaders(t *testing.T) {
 	for _, path := range []string{"/console/", "/console/nothing", "/console/setup?token=x", "/console/static/style.css", "/console/static/..%2fconsole.go"} {
 		h := f.get(path).header
 		for k, want := range map[string]string{
-			"Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; frame-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+			"Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; frame-src 'self'; worker-src 'self'; manifest-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
 			"X-Content-Type-Options":  "nosniff", "Referrer-Policy": "no-referrer", "Cross-Origin-Opener-Policy": "same-origin",
 		} {
 			if got := h.Get(k); got != want {

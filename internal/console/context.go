@@ -180,7 +180,7 @@ func (s contextHandlers) show(w http.ResponseWriter, r *http.Request, who auth.P
 	for _, g := range list {
 		v.Grants = append(v.Grants, seenInbox{g, or(names[g.Inbox], g.Inbox)})
 	}
-	return s.render(w, status, page{Name: "context", Title: "Inboxes that you may read", Who: who, Here: "account", Body: v})
+	return s.render(r.Context(), w, status, page{Name: "context", Title: "Inboxes that you may read", Who: who, Here: "account", Body: v})
 }
 
 // redeem takes a code from the form's body, never from an address: what opens mail is in

@@ -239,7 +239,7 @@ func (s agentHandlers) showDay(w http.ResponseWriter, r *http.Request, who auth.
 		here = "agents"
 	}
 	title := known.of(sub.Principal()).Text + ", " + f.Day.Format("2 January 2006")
-	return s.render(w, http.StatusOK, page{Name: "day", Title: title, Who: who, Here: here, Body: v})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "day", Title: title, Who: who, Here: here, Body: v})
 }
 
 // recorded returns what the record says about the day, newest first, and the sandboxes
@@ -614,5 +614,5 @@ func (s agentHandlers) agents(w http.ResponseWriter, r *http.Request, who auth.P
 	for i := range v.Agents {
 		v.Agents[i].Waits = queue.Inboxes[v.Agents[i].ID]
 	}
-	return s.render(w, http.StatusOK, page{Name: "agents", Title: "Agents", Who: who, Here: "agents", Body: v})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "agents", Title: "Agents", Who: who, Here: "agents", Body: v})
 }

@@ -366,7 +366,7 @@ func (s diskHandlers) show(w http.ResponseWriter, r *http.Request, who auth.Prin
 	if v.Disk.Running {
 		p.Refresh = 5
 	}
-	return s.render(w, http.StatusOK, p)
+	return s.render(r.Context(), w, http.StatusOK, p)
 }
 
 // again has the disk measured now.

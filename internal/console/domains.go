@@ -44,7 +44,7 @@ func (s domainHandlers) showDomains(w http.ResponseWriter, r *http.Request, who 
 	if v.Domains, err = s.domains.Domains(r.Context(), who); err != nil {
 		return err
 	}
-	return s.render(w, status, page{Name: "domains", Title: "Domains", Who: who, Here: "domains", Body: v})
+	return s.render(r.Context(), w, status, page{Name: "domains", Title: "Domains", Who: who, Here: "domains", Body: v})
 }
 
 func (s domainHandlers) addDomain(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -95,7 +95,7 @@ func (s domainHandlers) showDomain(w http.ResponseWriter, r *http.Request, who a
 	if v.Records, err = s.domains.Records(r.Context(), d); err != nil {
 		return err
 	}
-	return s.render(w, status, page{Name: "domain", Title: "Domain " + d.Name, Who: who, Here: "domains", Body: v})
+	return s.render(r.Context(), w, status, page{Name: "domain", Title: "Domain " + d.Name, Who: who, Here: "domains", Body: v})
 }
 
 func (s domainHandlers) checkDomain(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -121,11 +122,11 @@ func (s editHandlers) editForm(w http.ResponseWriter, r *http.Request, who auth.
 	if err != nil {
 		return err
 	}
-	return s.showEdit(w, http.StatusOK, who, p)
+	return s.showEdit(r.Context(), w, http.StatusOK, who, p)
 }
 
-func (s editHandlers) showEdit(w http.ResponseWriter, status int, who auth.Principal, p editPage) error {
-	return s.render(w, status, page{Name: "edit", Title: "Edit " + or(p.Subject, "(no subject)"), Who: who, Here: "queue", Body: p})
+func (s editHandlers) showEdit(ctx context.Context, w http.ResponseWriter, status int, who auth.Principal, p editPage) error {
+	return s.render(ctx, w, status, page{Name: "edit", Title: "Edit " + or(p.Subject, "(no subject)"), Who: who, Here: "queue", Body: p})
 }
 
 // edit replaces the waiting revision with the reviewer's. Only changed fields
@@ -174,16 +175,16 @@ func (s editHandlers) edit(w http.ResponseWriter, r *http.Request, who auth.Prin
 	e.Drop = p.Drop
 	if e.Empty() {
 		p.Notice = "You have not changed anything."
-		return s.showEdit(w, http.StatusBadRequest, who, p)
+		return s.showEdit(r.Context(), w, http.StatusBadRequest, who, p)
 	}
 	_, err = s.post.ReviseByPerson(r.Context(), who, id, version, e)
 	if field, ok := errors.AsType[*mail.FieldError](err); ok {
 		p.Notice = "Nothing was changed: " + field.Error() + "."
-		return s.showEdit(w, http.StatusBadRequest, who, p)
+		return s.showEdit(r.Context(), w, http.StatusBadRequest, who, p)
 	}
 	if why := refused(err); why != "" {
 		p.Notice = why
-		return s.showEdit(w, http.StatusBadRequest, who, p)
+		return s.showEdit(r.Context(), w, http.StatusBadRequest, who, p)
 	}
 	if err != nil {
 		return s.after(w, r, who, id, err)

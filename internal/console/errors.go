@@ -104,7 +104,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	default:
 		s.log.ErrorContext(r.Context(), "serve console", "method", r.Method, "path", r.URL.Path, "err", err)
 	}
-	if err := s.render(w, f.status, page{Name: "failure", Title: f.Title, Body: f}); err != nil {
+	if err := s.render(r.Context(), w, f.status, page{Name: "failure", Title: f.Title, Body: f}); err != nil {
 		s.log.ErrorContext(r.Context(), "render failure", "err", err)
 		http.Error(w, "internal error", http.StatusInternalServerError)
 	}

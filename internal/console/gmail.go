@@ -63,7 +63,7 @@ func (s gmailHandlers) redirect(r *http.Request) string {
 
 func (s gmailHandlers) show(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, p gmailPage) error {
 	p.Redirect = s.redirect(r)
-	return s.render(w, status, page{Name: "gmail", Title: "Connect a mailbox at Gmail", Who: who, Here: "inboxes", Body: p})
+	return s.render(r.Context(), w, status, page{Name: "gmail", Title: "Connect a mailbox at Gmail", Who: who, Here: "inboxes", Body: p})
 }
 
 func (s gmailHandlers) form(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -149,5 +149,5 @@ func (s gmailHandlers) finish(w http.ResponseWriter, r *http.Request, who auth.P
 		http.Redirect(w, r, "/console/mailboxes/"+con.ID, http.StatusSeeOther)
 		return nil
 	}
-	return s.showKey(w, who, con, key)
+	return s.showKey(r.Context(), w, who, con, key)
 }

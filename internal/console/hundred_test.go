@@ -108,7 +108,7 @@ func (s *day) play(w http.ResponseWriter, r *http.Request) {
 		}
 		s.kinds[id] = "changed since"
 	case "expired":
-		time.Sleep(time.Until(s.state(id).Expires))
+		time.Sleep(time.Until(s.state(id).Expires)) //nolint:contextcheck // likewise
 	case "stopped":
 		_, err = s.gate.SwitchOn(s.t.Context(), s.person, oversight.Switch{Scope: oversight.ScopeDomain, Target: "stopped.partner.example", Reason: "They say that they were flooded."}) //nolint:contextcheck // the fixture lives in the test's
 		s.kinds[id] = "stopped since"

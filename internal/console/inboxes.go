@@ -110,7 +110,7 @@ func (s inboxHandlers) showInboxes(w http.ResponseWriter, r *http.Request, who a
 			v.Ended = append(v.Ended, c)
 		}
 	}
-	return s.render(w, status, page{Name: "inboxes", Title: "Inboxes", Who: who, Here: "inboxes", Body: v})
+	return s.render(r.Context(), w, status, page{Name: "inboxes", Title: "Inboxes", Who: who, Here: "inboxes", Body: v})
 }
 
 // formDate reads the date of a form's field, to its end. Empty is the zero time.
@@ -181,7 +181,7 @@ func (s inboxHandlers) createInbox(w http.ResponseWriter, r *http.Request, who a
 		}
 		v.Recovery = recovery.Reveal()
 	}
-	return s.showKey(w, who, v)
+	return s.showKey(r.Context(), w, who, v)
 }
 
 // recoveryKey creates a recovery key with the key of a new inbox. Only the
@@ -200,8 +200,8 @@ func (s inboxHandlers) recoveryKey(ctx context.Context, key auth.Secret, inbox s
 	return recovery, err
 }
 
-func (s inboxHandlers) showKey(w http.ResponseWriter, who auth.Principal, v keyPage) error {
-	return s.render(w, http.StatusCreated, page{Name: "key", Title: "Key of " + v.Inbox.Address, Who: who, Here: "inboxes", Body: v})
+func (s inboxHandlers) showKey(ctx context.Context, w http.ResponseWriter, who auth.Principal, v keyPage) error {
+	return s.render(ctx, w, http.StatusCreated, page{Name: "key", Title: "Key of " + v.Inbox.Address, Who: who, Here: "inboxes", Body: v})
 }
 
 var inboxID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^ibx_[A-Z2-7]{26}$`) })
@@ -316,7 +316,7 @@ func (s inboxHandlers) showInbox(w http.ResponseWriter, r *http.Request, who aut
 			v.Suspended = &ss[i]
 		}
 	}
-	return s.render(w, status, page{Name: "inbox", Title: b.Address, Who: who, Here: "inboxes", Body: v})
+	return s.render(r.Context(), w, status, page{Name: "inbox", Title: b.Address, Who: who, Here: "inboxes", Body: v})
 }
 
 // back redirects to the inbox's page after a form, or shows there why err
@@ -423,8 +423,8 @@ func (s inboxHandlers) revokeKey(w http.ResponseWriter, r *http.Request, who aut
 // A recoverPage asks for a recovery key.
 type recoverPage struct{ Notice string }
 
-func (s inboxHandlers) recoverForm(w http.ResponseWriter, _ *http.Request, who auth.Principal) error {
-	return s.render(w, http.StatusOK, page{Name: "recover", Title: "Recover an inbox", Who: who, Here: "inboxes", Body: recoverPage{}})
+func (s inboxHandlers) recoverForm(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "recover", Title: "Recover an inbox", Who: who, Here: "inboxes", Body: recoverPage{}})
 }
 
 // recoverInbox creates a new key with a recovery key. Only inboxes of the
@@ -438,14 +438,14 @@ func (s inboxHandlers) recoverInbox(w http.ResponseWriter, r *http.Request, who 
 		return err
 	}
 	if err != nil || holder.Kind != auth.Recovery || holder.Project != who.Project {
-		return s.render(w, http.StatusBadRequest, page{Name: "recover", Title: "Recover an inbox", Who: who, Here: "inboxes", Body: recoverPage{"This is not the recovery key of an inbox in this project. Nothing was changed. Recovery keys start with prk_."}})
+		return s.render(r.Context(), w, http.StatusBadRequest, page{Name: "recover", Title: "Recover an inbox", Who: who, Here: "inboxes", Body: recoverPage{"This is not the recovery key of an inbox in this project. Nothing was changed. Recovery keys start with prk_."}})
 	}
 	revoke := r.PostForm.Get("revoke") != ""
 	b, _, fresh, err := s.post.Keys.Recover(ctx, holder, key, revoke)
 	if err != nil {
 		return err
 	}
-	return s.showKey(w, who, keyPage{Inbox: b, Key: fresh.Reveal(), Revoked: revoke})
+	return s.showKey(r.Context(), w, who, keyPage{Inbox: b, Key: fresh.Reveal(), Revoked: revoke})
 }
 
 // partKind is what people call a credential.

@@ -94,7 +94,7 @@ func (s inboxHandlers) inviteAgent(w http.ResponseWriter, r *http.Request, who a
 	if s.conf.Prompt != nil {
 		v.Prompt = s.conf.Prompt(code.Reveal())
 	}
-	return s.render(w, http.StatusCreated, page{Name: "invite", Title: "New agent", Who: who, Here: "inboxes", Body: v})
+	return s.render(r.Context(), w, http.StatusCreated, page{Name: "invite", Title: "New agent", Who: who, Here: "inboxes", Body: v})
 }
 
 // withdrawCode ends a code that nobody has used.

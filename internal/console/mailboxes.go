@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -122,7 +123,7 @@ func (s mailboxHandlers) showMailboxes(w http.ResponseWriter, r *http.Request, w
 		p.Mailboxes = append(p.Mailboxes, shownMailbox{c})
 	}
 	p.Gmail = s.conf.Gmail != nil
-	return s.render(w, status, page{Name: "mailboxes", Title: "Mailboxes", Who: who, Here: "inboxes", Body: p})
+	return s.render(r.Context(), w, status, page{Name: "mailboxes", Title: "Mailboxes", Who: who, Here: "inboxes", Body: p})
 }
 
 // mailboxSettings reads the form about a mailbox over IMAP and SMTP.
@@ -185,12 +186,12 @@ func (s mailboxHandlers) connect(w http.ResponseWriter, r *http.Request, who aut
 	if err != nil {
 		return err
 	}
-	return s.showKey(w, who, c, key)
+	return s.showKey(r.Context(), w, who, c, key)
 }
 
 // showKey shows the key of a new connection's inbox, this once.
-func (s mailboxHandlers) showKey(w http.ResponseWriter, who auth.Principal, c connector.Connection, key auth.Secret) error {
-	return inboxHandlers(s).showKey(w, who, keyPage{Inbox: directory.Inbox{ID: c.Inbox, Address: c.Address, Project: c.Project}, Key: key.Reveal(), Made: true})
+func (s mailboxHandlers) showKey(ctx context.Context, w http.ResponseWriter, who auth.Principal, c connector.Connection, key auth.Secret) error {
+	return inboxHandlers(s).showKey(ctx, w, who, keyPage{Inbox: directory.Inbox{ID: c.Inbox, Address: c.Address, Project: c.Project}, Key: key.Reveal(), Made: true})
 }
 
 func (s mailboxHandlers) mailbox(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -208,7 +209,7 @@ func (s mailboxHandlers) showMailbox(w http.ResponseWriter, r *http.Request, who
 	if p.Form.Public == nil {
 		p.Form.Public = p.Public
 	}
-	return s.render(w, status, page{Name: "mailbox", Title: p.Address, Who: who, Here: "inboxes", Body: p})
+	return s.render(r.Context(), w, status, page{Name: "mailbox", Title: p.Address, Who: who, Here: "inboxes", Body: p})
 }
 
 // change is what the forms on a connection's page do.

@@ -71,7 +71,7 @@ func (s modeHandlers) modeCode(w http.ResponseWriter, r *http.Request, who auth.
 	if err != nil {
 		return s.back(w, r, who, err)
 	}
-	return s.showSecret(w, who, secretPage{
+	return s.showSecret(r.Context(), w, who, secretPage{
 		What: "Code for " + r.PostForm.Get("mode"), Name: b.Address, Secret: code.Reveal(), Back: "/console/inboxes/" + url.PathEscape(b.ID),
 		Note: "The holder of a key of this inbox can use this code once to set the mode. It expires " + until(time.Until(expires)) + ". Give it only to the intended agent.",
 	})

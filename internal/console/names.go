@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"postern/internal/auth"
 	"postern/internal/mail"
@@ -332,7 +331,7 @@ func unescape(s string) string {
 
 // putNames replaces the marks of a page by names. If they cannot be looked up, the page
 // shows IDs: a reviewer must be able to decide all the same.
-func (s *Server) putNames(project string, html []byte) []byte {
+func (s *Server) putNames(ctx context.Context, project string, html []byte) []byte {
 	found := marks().FindAllSubmatch(html, -1)
 	if len(found) == 0 {
 		return html
@@ -346,8 +345,6 @@ func (s *Server) putNames(project string, html []byte) []byte {
 		}
 	}
 	// The page is complete; what remains are at most three short queries.
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
 	known, err := s.look(ctx, project, principals)
 	if err != nil {
 		s.log.WarnContext(ctx, "name the principals of a page", "err", err)

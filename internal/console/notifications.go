@@ -101,7 +101,7 @@ func (s notificationHandlers) show(w http.ResponseWriter, r *http.Request, who a
 	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7); err != nil {
 		return err
 	}
-	return s.render(w, status, page{Name: "notifications", Title: "Notifications", Who: who, Here: "account", Push: v.Key != "", Body: v})
+	return s.render(r.Context(), w, status, page{Name: "notifications", Title: "Notifications", Who: who, Here: "account", Push: v.Key != "", Body: v})
 }
 
 // done goes back to the page after a form, or shows there why nothing was changed.
@@ -230,7 +230,7 @@ func (s notificationHandlers) linkSlack(w http.ResponseWriter, r *http.Request, 
 	if err != nil {
 		return s.done(w, r, who, notificationsPage{}, err)
 	}
-	return s.render(w, http.StatusOK, page{Name: "slack", Title: "Link an account in Slack", Who: who, Here: "account", Body: slackPage{code.Reveal(), a}})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "slack", Title: "Link an account in Slack", Who: who, Here: "account", Body: slackPage{code.Reveal(), a}})
 }
 
 func (s notificationHandlers) unlinkSlack(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

@@ -154,7 +154,7 @@ func (s overviewHandlers) overview(w http.ResponseWriter, r *http.Request, who a
 	}
 	v.Disk = s.diskState()
 	v.Empty = v.Waiting+v.Running+v.Paused+v.Left.Total == 0
-	return s.render(w, http.StatusOK, page{Name: "overview", Title: "Overview", Who: who, Here: "overview", Watch: "queue", Mark: mark, Refresh: 60, Body: v})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "overview", Title: "Overview", Who: who, Here: "overview", Watch: "queue", Mark: mark, Refresh: 60, Body: v})
 }
 
 // kindSymbols are the symbols of kinds of actions.

@@ -2,6 +2,7 @@ package console
 
 import (
 	"bytes"
+	"context"
 	"embed"
 	"encoding/json"
 	"fmt"
@@ -97,13 +98,13 @@ var pages = sync.OnceValue(func() map[string]*template.Template {
 
 // render answers with a page. It renders the whole page before it sends the
 // status: half a page with status 200 would hide the failure.
-func (s *Server) render(w http.ResponseWriter, status int, p page) error {
-	p.KeysOff = s.keysOff(p.Who)
+func (s *Server) render(ctx context.Context, w http.ResponseWriter, status int, p page) error {
+	p.KeysOff = s.keysOff(ctx, p.Who)
 	var b bytes.Buffer
 	if err := pages()[p.Name].ExecuteTemplate(&b, "layout.html", p); err != nil {
 		return fmt.Errorf("render %s: %w", p.Name, err)
 	}
-	out := s.putNames(p.Who.Project, b.Bytes())
+	out := s.putNames(ctx, p.Who.Project, b.Bytes())
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.Header().Set("Content-Length", strconv.Itoa(len(out)))
 	w.WriteHeader(status)

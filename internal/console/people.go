@@ -50,7 +50,7 @@ func (s peopleHandlers) showPeople(w http.ResponseWriter, r *http.Request, who a
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	return s.render(w, status, page{Name: "people", Title: "People", Who: who, Here: "people", Body: v})
+	return s.render(r.Context(), w, status, page{Name: "people", Title: "People", Who: who, Here: "people", Body: v})
 }
 
 func (s peopleHandlers) invite(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -99,7 +99,7 @@ func (s peopleHandlers) showPerson(w http.ResponseWriter, r *http.Request, who a
 	}
 	for _, p := range list {
 		if p.Name == r.PathValue("id") {
-			return s.render(w, status, page{Name: "person", Title: p.Name, Who: who, Here: "people", Body: personPage{p, auth.Roles, p.Name == who.ID, notice}})
+			return s.render(r.Context(), w, status, page{Name: "person", Title: p.Name, Who: who, Here: "people", Body: personPage{p, auth.Roles, p.Name == who.ID, notice}})
 		}
 	}
 	return store.ErrNotFound

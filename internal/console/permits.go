@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -59,7 +60,7 @@ func (s permitHandlers) permits(w http.ResponseWriter, r *http.Request, who auth
 			p.Ended = append(p.Ended, one)
 		}
 	}
-	return s.render(w, http.StatusOK, page{Name: "permits", Title: "Permits", Who: who, Here: "settings", Body: p})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "permits", Title: "Permits", Who: who, Here: "settings", Body: p})
 }
 
 func (s permitHandlers) end(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -129,11 +130,11 @@ func (s permitHandlers) narrowForm(w http.ResponseWriter, r *http.Request, who a
 	if err != nil {
 		return err
 	}
-	return s.showNarrow(w, http.StatusOK, who, p)
+	return s.showNarrow(r.Context(), w, http.StatusOK, who, p)
 }
 
-func (s permitHandlers) showNarrow(w http.ResponseWriter, status int, who auth.Principal, p narrowPage) error {
-	return s.render(w, status, page{Name: "narrow", Title: "Narrow the proposal", Who: who, Here: "queue", Body: p})
+func (s permitHandlers) showNarrow(ctx context.Context, w http.ResponseWriter, status int, who auth.Principal, p narrowPage) error {
+	return s.render(ctx, w, status, page{Name: "narrow", Title: "Narrow the proposal", Who: who, Here: "queue", Body: p})
 }
 
 // narrow replaces the waiting proposal by the reviewer's.
@@ -164,7 +165,7 @@ func (s permitHandlers) narrow(w http.ResponseWriter, r *http.Request, who auth.
 		port, err := strconv.ParseUint(p.Port, 10, 16)
 		if err != nil || port == 0 {
 			p.Notice = "Nothing was changed: port: must be 1 to 65535, or empty."
-			return s.showNarrow(w, http.StatusBadRequest, who, p)
+			return s.showNarrow(r.Context(), w, http.StatusBadRequest, who, p)
 		}
 		n.Port = uint16(port)
 	}
@@ -174,7 +175,7 @@ func (s permitHandlers) narrow(w http.ResponseWriter, r *http.Request, who auth.
 	switch {
 	case errors.Is(err, permit.ErrInvalid), errors.Is(err, permit.ErrWider):
 		p.Notice = "Nothing was changed: " + strings.TrimPrefix(err.Error(), permit.ErrInvalid.Error()+": ") + "."
-		return s.showNarrow(w, http.StatusBadRequest, who, p)
+		return s.showNarrow(r.Context(), w, http.StatusBadRequest, who, p)
 	case err != nil:
 		return s.after(w, r, who, id, err)
 	}

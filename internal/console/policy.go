@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -55,7 +56,7 @@ func (s policyHandlers) policy(w http.ResponseWriter, r *http.Request, who auth.
 			p.Waiting = append(p.Waiting, a)
 		}
 	}
-	return s.render(w, http.StatusOK, page{Name: "policy", Title: "Policy", Who: who, Here: "policy", Body: p})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "policy", Title: "Policy", Who: who, Here: "policy", Body: p})
 }
 
 func (s policyHandlers) policyVersion(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -67,7 +68,7 @@ func (s policyHandlers) policyVersion(w http.ResponseWriter, r *http.Request, wh
 	if err != nil {
 		return err
 	}
-	return s.render(w, http.StatusOK, page{Name: "policyversion", Title: fmt.Sprintf("Policy, version %d", n), Who: who, Here: "policy", Body: v})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "policyversion", Title: fmt.Sprintf("Policy, version %d", n), Who: who, Here: "policy", Body: v})
 }
 
 // A tried is what one test brought.
@@ -100,11 +101,11 @@ func (s policyHandlers) draftPolicy(w http.ResponseWriter, r *http.Request, who 
 	if err != nil {
 		return err
 	}
-	return s.showDraft(w, http.StatusOK, who, draftPage{Replaces: v.Hex(), Text: v.Text, Tests: or(v.Tests, exampleTests)})
+	return s.showDraft(r.Context(), w, http.StatusOK, who, draftPage{Replaces: v.Hex(), Text: v.Text, Tests: or(v.Tests, exampleTests)})
 }
 
-func (s policyHandlers) showDraft(w http.ResponseWriter, status int, who auth.Principal, p draftPage) error {
-	return s.render(w, status, page{Name: "draft", Title: "Propose a policy", Who: who, Here: "policy", Body: p})
+func (s policyHandlers) showDraft(ctx context.Context, w http.ResponseWriter, status int, who auth.Principal, p draftPage) error {
+	return s.render(ctx, w, status, page{Name: "draft", Title: "Propose a policy", Who: who, Here: "policy", Body: p})
 }
 
 // proposePolicy runs the tests of a draft, or proposes it as the new policy. A
@@ -118,7 +119,7 @@ func (s policyHandlers) proposePolicy(w http.ResponseWriter, r *http.Request, wh
 		if p.Notice != "" {
 			status = http.StatusBadRequest
 		}
-		return s.showDraft(w, status, who, p)
+		return s.showDraft(r.Context(), w, status, who, p)
 	case "propose":
 	default:
 		return fmt.Errorf("%w: do must be try or propose", errForm)
@@ -127,10 +128,10 @@ func (s policyHandlers) proposePolicy(w http.ResponseWriter, r *http.Request, wh
 	switch {
 	case errors.Is(err, rulebook.ErrStale):
 		p.Notice = "Nothing was proposed: the active policy has changed since you opened this form. Your text is still here. Compare it with the active policy and start again from that."
-		return s.showDraft(w, http.StatusConflict, who, p)
+		return s.showDraft(r.Context(), w, http.StatusConflict, who, p)
 	case errors.Is(err, rulebook.ErrInvalid):
 		p.Notice = "Nothing was proposed: " + strings.TrimPrefix(err.Error(), rulebook.ErrInvalid.Error()+": ") + "."
-		return s.showDraft(w, http.StatusBadRequest, who, p)
+		return s.showDraft(r.Context(), w, http.StatusBadRequest, who, p)
 	case err != nil:
 		return err
 	}

@@ -127,7 +127,7 @@ func (s quarantineHandlers) showQuarantine(w http.ResponseWriter, r *http.Reques
 		one.Sender, one.Seen = senders[h.ID]
 		v.Held, v.Closed = append(v.Held, one), v.Closed || !open[h.Inbox]
 	}
-	return s.render(w, status, page{Name: "quarantine", Title: "Quarantine", Who: who, Here: "inboxes", Body: v})
+	return s.render(r.Context(), w, status, page{Name: "quarantine", Title: "Quarantine", Who: who, Here: "inboxes", Body: v})
 }
 
 var messageID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^msg_[A-Z2-7]{26}$`) })

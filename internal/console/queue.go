@@ -67,7 +67,7 @@ func (s queueHandlers) queue(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if q.Pane.Waiting > 0 {
 		title = fmt.Sprintf("(%d) Waiting for a decision", q.Pane.Waiting)
 	}
-	return s.render(w, http.StatusOK, page{Name: "queue", Title: title, Who: who, Here: "queue", Watch: "queue", Mark: mark, Body: q, shape: "review"})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "queue", Title: title, Who: who, Here: "queue", Watch: "queue", Mark: mark, Body: q, shape: "review"})
 }
 
 // aside reads what needs a person besides the waiting actions.

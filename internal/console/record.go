@@ -272,7 +272,7 @@ func (s auditHandlers) audit(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if err != nil {
 		return err
 	}
-	return s.render(w, http.StatusOK, page{Name: "audit", Title: "Record", Who: who, Here: "audit", Body: v})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "audit", Title: "Record", Who: who, Here: "audit", Body: v})
 }
 
 // bound gives a query with times the numbers between which its entries are, so that the

@@ -149,7 +149,7 @@ func (s runHandlers) list(w http.ResponseWriter, r *http.Request, who auth.Princ
 			out = append(out, listedRun{one.Brief()})
 		}
 	}
-	return s.render(w, http.StatusOK, page{Name: "runs", Title: "Runs", Who: who, Here: "runs", Body: out})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "runs", Title: "Runs", Who: who, Here: "runs", Body: out})
 }
 
 var runID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^run_[A-Z2-7]{26}$`) })
@@ -217,7 +217,7 @@ func (s runHandlers) showRun(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if !v.Over() {
 		p.Refresh = 5
 	}
-	return s.render(w, status, p)
+	return s.render(r.Context(), w, status, p)
 }
 
 // waitsOf returns the actions of a sandbox that wait for a person, newest first.

@@ -253,7 +253,7 @@ func (s sandboxHandlers) sandboxes(w http.ResponseWriter, r *http.Request, who a
 	if v.Sandboxes, err = s.listed(r.Context(), who, found.Sandboxes, names); err != nil {
 		return err
 	}
-	return s.render(w, http.StatusOK, page{Name: "sandboxes", Title: "Sandboxes", Who: who, Here: "sandboxes", Refresh: 10, Tick: 5, Body: v})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "sandboxes", Title: "Sandboxes", Who: who, Here: "sandboxes", Refresh: 10, Tick: 5, Body: v})
 }
 
 // agentChoices lists the agents of a project by name.

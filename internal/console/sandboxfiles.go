@@ -197,7 +197,7 @@ func (s fileHandlers) directory(w http.ResponseWriter, r *http.Request, who auth
 	if first+perFilePage < len(all) {
 		v.Older = at(v.Number + 1)
 	}
-	return s.render(w, status, page{Name: "directory", Title: "Files of " + l.ID, Who: who, Here: "sandboxes", Body: &v})
+	return s.render(r.Context(), w, status, page{Name: "directory", Title: "Files of " + l.ID, Who: who, Here: "sandboxes", Body: &v})
 }
 
 // A lookPage is a file of a sandbox.
@@ -262,7 +262,7 @@ func (s fileHandlers) showFile(w http.ResponseWriter, r *http.Request, who auth.
 			v.Cut, v.Text = true, strings.ToValidUTF8(v.Text[:most], "")
 		}
 	}
-	return s.render(w, status, page{Name: "look", Title: "File of " + l.ID, Who: who, Here: "sandboxes", Body: &v})
+	return s.render(r.Context(), w, status, page{Name: "look", Title: "File of " + l.ID, Who: who, Here: "sandboxes", Body: &v})
 }
 
 func sum(data []byte) string {

@@ -100,7 +100,7 @@ func (s sandboxHandlers) showSandbox(w http.ResponseWriter, r *http.Request, who
 	if l.Live() {
 		p.Tick = 10
 	}
-	return s.render(w, status, p)
+	return s.render(r.Context(), w, status, p)
 }
 
 // waitsOf returns the actions of a sandbox that wait for a person, newest first.

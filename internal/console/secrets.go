@@ -53,7 +53,7 @@ func (s secretHandlers) showList(w http.ResponseWriter, r *http.Request, who aut
 	if p.Secrets, err = ss.List(r.Context(), who); err != nil {
 		return err
 	}
-	return s.render(w, status, page{Name: "secrets", Title: "Secrets", Who: who, Here: "settings", Body: p})
+	return s.render(r.Context(), w, status, page{Name: "secrets", Title: "Secrets", Who: who, Here: "settings", Body: p})
 }
 
 // hostList returns the hosts in a form: between commas, spaces or lines.
@@ -125,7 +125,7 @@ func (s secretHandlers) show(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if err != nil {
 		return err
 	}
-	return s.render(w, status, page{Name: "credential", Title: c.Name, Who: who, Here: "settings", Body: credentialPage{c, notice}})
+	return s.render(r.Context(), w, status, page{Name: "credential", Title: c.Name, Who: who, Here: "settings", Body: credentialPage{c, notice}})
 }
 
 // change is what the forms on a secret's page do.

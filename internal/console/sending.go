@@ -120,7 +120,7 @@ func (s sendingHandlers) showSending(w http.ResponseWriter, r *http.Request, who
 	if v.Lookup != nil && v.Lookup.Suppression.Inbox != "" {
 		v.Lookup.Inbox = or(names[v.Lookup.Suppression.Inbox], v.Lookup.Suppression.Inbox)
 	}
-	return s.render(w, status, page{Name: "sending", Title: "Sending", Who: who, Here: "inboxes", Body: v})
+	return s.render(r.Context(), w, status, page{Name: "sending", Title: "Sending", Who: who, Here: "inboxes", Body: v})
 }
 
 // lookUp reports whether an address is on the suppression list. It is a POST

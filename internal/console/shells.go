@@ -138,7 +138,7 @@ func (s shellHandlers) terminal(w http.ResponseWriter, r *http.Request, who auth
 	if v.Ticket, err = s.shells.issue(ticket{who, l.ID, v.Record, time.Now().Add(ticketFor)}); err != nil {
 		return err
 	}
-	return s.render(w, http.StatusOK, page{Name: "terminal", Title: "Terminal", Who: who, Here: "sandboxes", Shell: true, Body: &v})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "terminal", Title: "Terminal", Who: who, Here: "sandboxes", Shell: true, Body: &v})
 }
 
 // note writes an entry about what a person does in a sandbox.
@@ -197,7 +197,7 @@ func (s shellHandlers) command(w http.ResponseWriter, r *http.Request, who auth.
 	if err := s.note(after, who, audit.SandboxOrderEnd, l.ID, f); err != nil {
 		return err
 	}
-	return s.render(w, status, page{Name: "ran", Title: "Command", Who: who, Here: "sandboxes", Body: &v})
+	return s.render(r.Context(), w, status, page{Name: "ran", Title: "Command", Who: who, Here: "sandboxes", Body: &v})
 }
 
 // recording sends the recording of a terminal. It is what a sandbox wrote, so it leaves as

@@ -49,7 +49,7 @@ func (s signInHandlers) setupPage(w http.ResponseWriter, r *http.Request, _ auth
 	if err != nil {
 		return err
 	}
-	return s.showSetup(w, http.StatusOK, f)
+	return s.showSetup(r.Context(), w, http.StatusOK, f)
 }
 
 // invited returns the form of a set-up link.
@@ -65,13 +65,13 @@ func (s signInHandlers) invited(ctx context.Context, token string) (f signInForm
 	return f, err
 }
 
-func (s signInHandlers) showSetup(w http.ResponseWriter, status int, f signInForm) error {
+func (s signInHandlers) showSetup(ctx context.Context, w http.ResponseWriter, status int, f signInForm) error {
 	f.MinBytes = auth.MinPassword
 	title := "Create your account"
 	if f.Person != "" {
 		title = "Choose a new password"
 	}
-	return s.render(w, status, page{Name: "setup", Title: title, Body: f})
+	return s.render(ctx, w, status, page{Name: "setup", Title: title, Body: f})
 }
 
 func (s signInHandlers) setup(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
@@ -85,13 +85,13 @@ func (s signInHandlers) setup(w http.ResponseWriter, r *http.Request, _ auth.Pri
 	f.Name = r.PostForm.Get("name")
 	if r.PostForm.Get("password") != r.PostForm.Get("again") {
 		f.Problem = "The passwords do not match."
-		return s.showSetup(w, http.StatusBadRequest, f)
+		return s.showSetup(r.Context(), w, http.StatusBadRequest, f)
 	}
 	begun, err := s.conf.People.Redeem(ctx, auth.Secret(f.Token), f.Name, r.PostForm.Get("password"), s.visit(r))
 	switch {
 	case errors.Is(err, auth.ErrInvalid):
 		f.Problem = sentence(strings.TrimPrefix(err.Error(), auth.ErrInvalid.Error()+" "))
-		return s.showSetup(w, http.StatusBadRequest, f)
+		return s.showSetup(r.Context(), w, http.StatusBadRequest, f)
 	case errors.Is(err, auth.ErrUnauthenticated): // the link was used in the meantime
 		return errLink
 	case err != nil:
@@ -120,7 +120,7 @@ func (s signInHandlers) signInPage(w http.ResponseWriter, r *http.Request, _ aut
 
 func (s signInHandlers) showSignIn(w http.ResponseWriter, r *http.Request, status int, f signInForm) error {
 	f.Passkeys = s.site(r).Usable() == nil
-	return s.render(w, status, page{Name: "signin", Title: "Sign in", Body: f})
+	return s.render(r.Context(), w, status, page{Name: "signin", Title: "Sign in", Body: f})
 }
 
 // visit says how r comes to sign in.
@@ -185,7 +185,7 @@ type secondForm struct {
 
 func (s signInHandlers) showSecond(w http.ResponseWriter, r *http.Request, status int, f secondForm) error {
 	f.Passkey = f.Passkey && s.site(r).Usable() == nil
-	return s.render(w, status, page{Name: "second", Title: "Second factor", Body: f})
+	return s.render(r.Context(), w, status, page{Name: "second", Title: "Second factor", Body: f})
 }
 
 func (s signInHandlers) signinCode(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
@@ -216,9 +216,9 @@ type askPage struct {
 	Button      string
 }
 
-func (s *Server) showAsk(w http.ResponseWriter, who auth.Principal, a askPage, q people.Question) error {
+func (s *Server) showAsk(ctx context.Context, w http.ResponseWriter, who auth.Principal, a askPage, q people.Question) error {
 	a.Options, a.Token = q.Options, q.Token.Reveal()
-	return s.render(w, http.StatusOK, page{Name: "ask", Title: a.Title, Who: who, Passkey: true, Body: a})
+	return s.render(ctx, w, http.StatusOK, page{Name: "ask", Title: a.Title, Who: who, Passkey: true, Body: a})
 }
 
 func (s signInHandlers) askSignin(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
@@ -230,7 +230,7 @@ func (s signInHandlers) askSignin(w http.ResponseWriter, r *http.Request, _ auth
 	if err != nil {
 		return s.entered(w, r, people.Started{}, signInForm{Next: next}, err)
 	}
-	return s.showAsk(w, auth.Principal{}, askPage{
+	return s.showAsk(r.Context(), w, auth.Principal{}, askPage{
 		Title: "Sign in with a passkey", Text: "Your browser will ask for it. It replaces the password and the second factor.",
 		Action: "/console/signin/passkey", Kind: "get", Next: next, Button: "Use a passkey",
 	}, q)

@@ -84,7 +84,7 @@ func (s switchHandlers) showSwitches(w http.ResponseWriter, r *http.Request, who
 		}
 		p.On = append(p.On, switched{x, what})
 	}
-	return s.render(w, status, page{Name: "switches", Title: "Switches", Who: who, Here: "switches", Body: p})
+	return s.render(r.Context(), w, status, page{Name: "switches", Title: "Switches", Who: who, Here: "switches", Body: p})
 }
 
 func (s switchHandlers) switchOn(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

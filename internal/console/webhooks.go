@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -50,7 +51,7 @@ func (s webhookHandlers) showWebhooks(w http.ResponseWriter, r *http.Request, wh
 		return err
 	}
 	p.Types = append(event.Types(), event.MailTypes()...)
-	return s.render(w, status, page{Name: "webhooks", Title: "Webhooks", Who: who, Here: "settings", Body: p})
+	return s.render(r.Context(), w, status, page{Name: "webhooks", Title: "Webhooks", Who: who, Here: "settings", Body: p})
 }
 
 // A secretPage shows a secret, which is shown only once.
@@ -59,8 +60,8 @@ type secretPage struct {
 	Back, Note         string
 }
 
-func (s *Server) showSecret(w http.ResponseWriter, who auth.Principal, p secretPage) error {
-	return s.render(w, http.StatusCreated, page{Name: "secret", Title: p.What, Who: who, Here: "settings", Body: p})
+func (s *Server) showSecret(ctx context.Context, w http.ResponseWriter, who auth.Principal, p secretPage) error {
+	return s.render(ctx, w, http.StatusCreated, page{Name: "secret", Title: p.What, Who: who, Here: "settings", Body: p})
 }
 
 func (s webhookHandlers) createWebhook(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -77,7 +78,7 @@ func (s webhookHandlers) createWebhook(w http.ResponseWriter, r *http.Request, w
 	if err != nil {
 		return err
 	}
-	return s.showSecret(w, who, secretPage{
+	return s.showSecret(r.Context(), w, who, secretPage{
 		What: "Webhook secret", Name: h.Name, Secret: secret.Reveal(), Back: "/console/webhooks/" + url.PathEscape(h.ID),
 		Note: "The receiver uses this secret to verify the signature of each request.",
 	})
@@ -119,7 +120,7 @@ func (s webhookHandlers) showWebhook(w http.ResponseWriter, r *http.Request, who
 	if len(p.Deliveries) > perDeliveries {
 		p.Deliveries, p.Older = p.Deliveries[:perDeliveries], n+1
 	}
-	return s.render(w, status, page{Name: "webhook", Title: h.Name, Who: who, Here: "settings", Body: p})
+	return s.render(r.Context(), w, status, page{Name: "webhook", Title: h.Name, Who: who, Here: "settings", Body: p})
 }
 
 // changeWebhook is what the buttons on a webhook's page do.
@@ -188,7 +189,7 @@ func (s keyHandlers) showKeys(w http.ResponseWriter, r *http.Request, who auth.P
 		return err
 	}
 	p.Inboxes = len(boxes)
-	return s.render(w, status, page{Name: "keys", Title: "Keys", Who: who, Here: "settings", Body: p})
+	return s.render(r.Context(), w, status, page{Name: "keys", Title: "Keys", Who: who, Here: "settings", Body: p})
 }
 
 func (s keyHandlers) createKey(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -201,7 +202,7 @@ func (s keyHandlers) createKey(w http.ResponseWriter, r *http.Request, who auth.
 	if err != nil {
 		return err
 	}
-	return s.showSecret(w, who, secretPage{
+	return s.showSecret(r.Context(), w, who, secretPage{
 		What: "Project key", Name: p.Name, Secret: key.Reveal(), Back: "/console/keys",
 		Note: "Programs use this key (E2B_API_KEY) to start sandboxes and create inboxes. It cannot decide on actions or open mail.",
 	})
