@@ -252,7 +252,7 @@ func (s *Server) draw(w http.ResponseWriter, r *http.Request, data []byte) error
 	}
 	out, err := preview.Redraw(ctx, data, preview.ShownSide)
 	if errors.Is(err, preview.ErrPicture) || errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("draw a picture: %v: %w", err, errNoFile)
+		return fmt.Errorf("draw a picture: %w: %w", err, errNoFile)
 	}
 	if err != nil {
 		return err
@@ -261,7 +261,7 @@ func (s *Server) draw(w http.ResponseWriter, r *http.Request, data []byte) error
 	h.Set("Content-Type", "image/png")
 	h.Set("Content-Security-Policy", picturePolicy)
 	h.Set("Content-Length", strconv.Itoa(len(out)))
-	_, _ = w.Write(out) // the browser may be gone
+	_, _ = w.Write(out) //nolint:gosec // a PNG that we drew; the browser may be gone
 	return nil
 }
 

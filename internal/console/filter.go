@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -99,7 +100,7 @@ func (f filter) at(path string, pairs ...string) string {
 
 // Page returns the address of the page with number n, as a link on a page of
 // the list has it.
-func (f filter) Page(n int) string { return f.at("", "page", fmt.Sprint(n)) }
+func (f filter) Page(n int) string { return f.at("", "page", strconv.Itoa(n)) }
 
 // Queue returns the address of the queue.
 func (f filter) Queue() string { return f.at("/console/review") }

@@ -470,10 +470,10 @@ func partKind(p keyring.Part) string {
 
 // partMay is what a credential may do, in words.
 func partMay(p keyring.Part) string {
-	switch {
-	case p.Kind == auth.Recovery:
+	if p.Kind == auth.Recovery {
 		return "create a new key"
-	case p.Kind == auth.ContextKey:
+	}
+	if p.Kind == auth.ContextKey {
 		return "show a reviewer the threads of waiting actions"
 	}
 	may := strings.Join(p.Scope.List(), ", ")

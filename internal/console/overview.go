@@ -162,6 +162,7 @@ var kindSymbols = map[policy.Kind]string{
 	policy.KindSend: "mail", policy.KindReceive: "mail", policy.KindConnect: "globe", policy.KindRequest: "request", policy.KindSecret: "lock",
 	policy.KindRun: "run", policy.KindExport: "file", policy.KindExec: "term", policy.KindPermit: "policy", policy.KindMode: "policy",
 	policy.KindAllow: "policy", policy.KindChange: "policy", policy.KindTool: "box", policy.KindWebhook: "globe",
+	policy.KindArchive: "mail", policy.KindTrash: "mail", policy.KindCopy: "mail",
 }
 
 // waits fills in what waits, the most urgent first.

@@ -50,7 +50,7 @@ func moments(now, expires time.Time) (out []moment) {
 		{"tomorrow", "tomorrow at " + day(1).Format("15:04 UTC"), day(1)},
 		{"monday", "on Monday, " + monday.Format("2 January at 15:04 UTC"), monday},
 	} {
-		if (expires.IsZero() || m.At.Before(expires)) && !(m.Value == "monday" && m.At.Equal(day(1))) {
+		if (expires.IsZero() || m.At.Before(expires)) && (m.Value != "monday" || !m.At.Equal(day(1))) {
 			out = append(out, m)
 		}
 	}

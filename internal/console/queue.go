@@ -141,8 +141,10 @@ func (s reviews) flash(ctx context.Context, viewer auth.Principal, id string, ne
 		if d := time.Until(a.Due); d > time.Second {
 			f.Text = "Approved " + title + "; it leaves " + until(d) + ", and can be cancelled until then."
 		}
-	case oversight.Executing, oversight.Done:
-		f.Text = "Approved " + title + "; " + map[oversight.State]string{oversight.Executing: "it is being carried out.", oversight.Done: "it was carried out."}[a.State]
+	case oversight.Executing:
+		f.Text = "Approved " + title + "; it is being carried out."
+	case oversight.Done:
+		f.Text = "Approved " + title + "; it was carried out."
 	case oversight.Failed, oversight.Unknown:
 		f.Text, f.Tone = title+": "+stateOf(a)+".", "warn"
 	case oversight.Scheduled, oversight.Cancelled:
@@ -157,7 +159,7 @@ func (s reviews) onward(w http.ResponseWriter, r *http.Request, p *pane, id stri
 	if next := p.after(id); next != "" {
 		to = "/console/actions/" + url.PathEscape(next)
 	}
-	http.Redirect(w, r, p.Filter.at(to, "done", id), http.StatusSeeOther)
+	http.Redirect(w, r, p.Filter.at(to, "done", id), http.StatusSeeOther) //nolint:gosec // a path of ours, with a query that is escaped
 	return nil
 }
 

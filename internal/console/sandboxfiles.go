@@ -147,11 +147,11 @@ func dirLink(id, p string) string {
 // above returns the directories above p, and p itself.
 func above(id, p string) []crumbLink {
 	out := []crumbLink{{"/", dirLink(id, "/")}}
-	at := ""
+	var at strings.Builder
 	for part := range strings.SplitSeq(strings.Trim(p, "/"), "/") {
 		if part != "" {
-			at += "/" + part
-			out = append(out, crumbLink{part, dirLink(id, at)})
+			at.WriteString("/" + part)
+			out = append(out, crumbLink{part, dirLink(id, at.String())})
 		}
 	}
 	return out
@@ -281,8 +281,11 @@ func (s fileHandlers) pixels(w http.ResponseWriter, r *http.Request, who auth.Pr
 		return err
 	}
 	c, err := s.inside.Read(r.Context(), who, l.ID, p, maxLook)
-	if err != nil || c.More {
-		return fmt.Errorf("read a picture of %s: %v: %w", l.ID, err, errNoFile)
+	if err != nil {
+		return fmt.Errorf("read a picture of %s: %w: %w", l.ID, err, errNoFile)
+	}
+	if c.More {
+		return fmt.Errorf("read a picture of %s: it is too large: %w", l.ID, errNoFile)
 	}
 	return s.draw(w, r, c.Data)
 }

@@ -274,7 +274,7 @@ var sayings = map[audit.Verb]saying{
 }
 
 // proposed are how a proposal reads that is in a state, instead of the saying of its verb.
-var proposed = map[oversight.State]saying{
+var proposed = map[oversight.State]saying{ //nolint:exhaustive // the other states have the saying of the verb
 	oversight.Pending:  {"send", "{who} {ask} {action!}. It waits for a person[: {verdict}].", "held", "warn"},
 	oversight.Approved: {"send", "{who} {ask} {action!}. Policy allows it[: {verdict}].", "by policy", ""},
 	oversight.Denied:   {"send", "{who} {ask} {action!}. Policy refuses it[: {verdict}].", "refused", "bad"},

@@ -168,7 +168,7 @@ func (s shellHandlers) command(w http.ResponseWriter, r *http.Request, who auth.
 	case strings.TrimSpace(line) == "" || len(line) > 8<<10 || strings.ContainsRune(line, 0):
 		return fmt.Errorf("%w: write a command of at most 8192 bytes", errForm)
 	case inside.CheckPath(dir) != nil:
-		return fmt.Errorf("%w: the directory must be an absolute path without . and ..", errForm)
+		return fmt.Errorf("%w: the directory must be an absolute path without the parts . and .. in it", errForm)
 	case !l.IsUp() || l.Bound():
 		return s.showSandbox(w, r, who, http.StatusConflict, "A command needs a sandbox that runs and that no contract binds.")
 	}

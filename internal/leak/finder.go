@@ -62,7 +62,7 @@ func (f *finder) add(n Finding) {
 func (f *finder) search(p extract.Place, text string, searches ...search) {
 	found := func(m match) {
 		key := m.rule + "\x00" + text[m.from:m.to]
-		if m.flag == FlagIBAN && !(p.Source && f.known[key]) {
+		if m.flag == FlagIBAN && (!p.Source || !f.known[key]) {
 			f.account(text[m.from:m.to], p.Where)
 		}
 		if p.Source && f.known[key] { // reported in the part that it stands in

@@ -77,10 +77,10 @@ func (c *Contexts) Of(ctx context.Context, who auth.Principal, k *seal.Key, a *o
 	if a.State != oversight.Pending || a.Inbox == "" || a.Inbox != k.Inbox() || a.Project != who.Project || !a.Dropped.IsZero() {
 		return Conversation{}, nil
 	}
-	switch a.Kind {
-	case SendKind:
+	if a.Kind == SendKind {
 		return c.thread(ctx, who, k, a)
-	case ReceiveKind:
+	}
+	if a.Kind == ReceiveKind {
 		return c.arrival(ctx, who, k, a)
 	}
 	return Conversation{}, nil

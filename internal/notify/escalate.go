@@ -3,6 +3,7 @@ package notify
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -94,5 +95,5 @@ func (n *Notifier) escalate(ctx context.Context, tx *store.Tx, a oversight.Actio
 	if told == 0 {
 		n.log.WarnContext(ctx, "nobody whom an escalation names can be notified", "action", a.ID)
 	}
-	return audit.Append(ctx, tx, system(a), audit.NotifyEscalate, a.ID, audit.Fields{"to": strings.Join(s.EscalateTo, ", "), "after_minutes": fmt.Sprint(s.EscalateAfter)})
+	return audit.Append(ctx, tx, system(a), audit.NotifyEscalate, a.ID, audit.Fields{"to": strings.Join(s.EscalateTo, ", "), "after_minutes": strconv.Itoa(s.EscalateAfter)})
 }

@@ -63,8 +63,8 @@ type roomSecret struct {
 	URL     auth.Secret `json:"-"`
 }
 
-// MarshalJSON writes the values, which [auth.Secret] does not show.
-func (s roomSecret) marshal() ([]byte, error) {
+// marshal writes the values, which [auth.Secret] does not show.
+func (s *roomSecret) marshal() ([]byte, error) {
 	return json.Marshal([]string{s.Token.Reveal(), s.Signing.Reveal(), s.URL.Reveal()})
 }
 
@@ -148,7 +148,7 @@ func (n *Notifier) AddRoom(ctx context.Context, who auth.Principal, in NewRoom) 
 		return Room{}, err
 	}
 	r := Room{ID: "rom_" + rand.Text(), Project: who.Project, Kind: in.Kind, Name: in.Name, Channel: in.Channel, Created: time.Now(), CreatedBy: who.String()}
-	plain, err := roomSecret{in.Token, in.Signing, in.URL}.marshal()
+	plain, err := (&roomSecret{in.Token, in.Signing, in.URL}).marshal()
 	if err != nil {
 		return Room{}, fmt.Errorf("set up room: %w", err)
 	}
@@ -284,7 +284,7 @@ func checkPublicURL(s string, private bool) error {
 	if err != nil {
 		return err
 	}
-	return g.Check(netip.AddrPortFrom(a.WithZone(""), uint16(port))) //nolint:gosec // checked above
+	return g.Check(netip.AddrPortFrom(a.WithZone(""), uint16(port)))
 }
 
 // sendOnce bounds one request to Slack, Teams or a push service.

@@ -82,7 +82,7 @@ func (c *slackClient) call(ctx context.Context, token auth.Secret, method string
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxSlackAnswer)).Decode(&answer); err != nil {
 		// It was taken, and the answer cannot be read: do not send it twice.
-		return "", result{state: "sent", err: errors.New("Slack's answer could not be read")}
+		return "", result{state: "sent", err: errors.New("the answer of Slack could not be read")}
 	}
 	if answer.OK {
 		return answer.TS, result{state: "sent"}

@@ -120,8 +120,7 @@ func notSent(err error) result {
 	case errors.As(err, &op) && op.Op == "dial":
 		return result{state: "waiting", err: errors.New("no connection")}
 	}
-	var dns *net.DNSError
-	if errors.As(err, &dns) {
+	if _, ok := errors.AsType[*net.DNSError](err); ok {
 		return result{state: "waiting", err: errors.New("the host's name was not found")}
 	}
 	return result{state: "sent", err: errors.New("the connection failed, so it is not known whether it arrived")}

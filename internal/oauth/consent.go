@@ -97,7 +97,7 @@ func wanted(words string) seal.Scope {
 		switch s := seal.Scope(word); s {
 		case seal.Read, seal.Draft, seal.Send, seal.Propose:
 			list = append(list, s)
-		case seal.Manage, seal.Recover:
+		case seal.Manage, seal.Recover, seal.Context:
 		}
 	}
 	if strings.TrimSpace(words) == "" {

@@ -109,13 +109,12 @@ async function run() {
 
   const sandboxes = [['sandboxes', '/console/sandboxes']]
   await page.goto(new URL('/console/sandboxes', base).href)
-  const one = page.locator('td a.id').first()
+  const one = page.locator('main table a[href^="/console/sandboxes/"]').first()
   if (await one.count()) sandboxes.push(['sandbox', await one.getAttribute('href')])
   await pictures([
     ['done', path], ['decided', '/console/decided'], ...sandboxes, ['inboxes', '/console/inboxes'], ['audit', '/console/audit'],
     ['verified', '/console/audit', async (p) => {
-      await p.getByText('Verify the audit log', { exact: true }).click()
-      await p.getByRole('button', { name: 'Verify', exact: true }).click()
+      await p.locator('button[form=verify-form]').click()
       await p.getByRole('heading', { name: 'The audit log is intact' }).waitFor()
     }],
     ['not-found', '/console/nothing'], ['link-used', link],

@@ -199,7 +199,7 @@ func TestInterop(t *testing.T) {
 	}, &a); err != nil || status != http.StatusAccepted {
 		t.Fatalf("propose: %d, %v", status, err)
 	}
-	s.mustCLI("approve", a.ID)
+	s.mustCLI("approve", a.ID, "--seen", "hidden_recipient:c@"+postfixtest.Domain)
 	for _, user := range []string{"b", "c"} {
 		var p struct {
 			From, To, Subject, Text, HTML, InReplyTo string

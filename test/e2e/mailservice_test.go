@@ -108,7 +108,7 @@ func TestMailByRequest(t *testing.T) {
 			t.Errorf("the action does not show %q:\n%s", want, shown)
 		}
 	}
-	s.mustCLI("approve", id)
+	s.mustCLI("approve", id, "--seen", "hidden_recipient:hidden@example.net")
 	if a := <-answers; !strings.HasPrefix(a, "202 answer-of-the-service") {
 		t.Errorf("the program got %s", a)
 	}

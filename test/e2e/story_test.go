@@ -103,7 +103,7 @@ func TestPostfixGetsApprovedMailOnly(t *testing.T) {
 		ids = append(ids, a.ID)
 	}
 	s.mustCLI("reject", ids[1], "--reason", "no")
-	s.mustCLI("approve", ids[0])
+	s.mustCLI("approve", ids[0], "--seen", "hidden_recipient:c@"+postfixtest.Domain)
 	for _, user := range []string{"b", "c"} {
 		var got []string
 		eventually(t, user+" has mail", func() bool {

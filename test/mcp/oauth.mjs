@@ -94,7 +94,7 @@ const client = await connect(provider, async () => {
     assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= window.innerWidth), `the page is wider than the screen: ${name}`)
   }
   await page.setViewportSize({ width: 1280, height: 900 })
-  assert.match(await page.locator('main').innerText(), /“A desktop program” not verified[\s\S]*this computer \(127\.0\.0\.1\)/)
+  assert.match(await page.locator('main').innerText(), /“A desktop program”\s+not verified[\s\S]*this computer \(127\.0\.0\.1\)/)
   await page.getByLabel(/^draft/).uncheck()
   await page.getByLabel('Inbox', { exact: true }).selectOption({ label: INBOX })
   await page.getByLabel(/^Key of the existing inbox/).fill(INBOX_KEY)
