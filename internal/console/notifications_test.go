@@ -138,13 +138,13 @@ func TestPushInBrowser(t *testing.T) {
 			}
 			sending.Wait()
 		case "/room":
-			_, err := f.notify.AddRoom(t.Context(), f.person, notify.NewRoom{Kind: notify.Teams, Name: "Operations, " + strings.Repeat("a long name ", 4), URL: auth.Secret("https://hooks.example/x?sig=1")})
+			_, err := f.notify.AddRoom(t.Context(), f.person, notify.NewRoom{Kind: notify.Teams, Name: "Operations, " + strings.Repeat("a long name ", 4), URL: auth.Secret("https://hooks.example/x?sig=1")}) //nolint:contextcheck // the fixture lives in the test
 			if err != nil {
 				t.Error(err)
 			}
 		}
 		if proposed.ID != "" {
-			fmt.Fprintf(w, "%s %s", proposed.ID, f.state(proposed.ID).State)
+			fmt.Fprintf(w, "%s %s", proposed.ID, f.state(proposed.ID).State) //nolint:contextcheck // likewise
 		}
 	}))
 	defer deeds.Close()

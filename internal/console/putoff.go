@@ -176,7 +176,8 @@ func allowed(r *http.Request) (*oversight.Allowance, error) {
 	i := slices.IndexFunc(ends, func(e struct {
 		Value, Text string
 		Days        int
-	}) bool {
+	},
+	) bool {
 		return e.Value == r.PostForm.Get("ends")
 	})
 	kind, value, ok := strings.Cut(r.PostForm.Get("scope"), ":")

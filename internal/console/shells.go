@@ -260,7 +260,7 @@ func (s shellHandlers) socket(w http.ResponseWriter, r *http.Request, who auth.P
 	}
 	begun := time.Now()
 	why := "it did not open"
-	defer func() {
+	defer func() { //nolint:contextcheck // the end is recorded after the request
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 10*time.Second)
 		defer cancel()
 		f := audit.Fields{"ms": strconv.FormatInt(time.Since(begun).Milliseconds(), 10), "reason": why}
@@ -274,7 +274,7 @@ func (s shellHandlers) socket(w http.ResponseWriter, r *http.Request, who auth.P
 	if err != nil {
 		return err
 	}
-	defer func() { _ = term.Close() }()
+	defer func() { _ = term.Close() }() //nolint:contextcheck // it ends with the connection
 	conn, err := websocket.Accept(w, r, nil)
 	if err != nil {
 		s.log.DebugContext(ctx, "open a terminal's socket", "err", err)

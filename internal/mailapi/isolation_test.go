@@ -291,6 +291,11 @@ var operations = []operation{
 		x.body = fmt.Sprintf(`{"name":"number %d","scope":"propose","expires_at":%q}`, x.n, time.Now().Add(time.Hour).Format(time.RFC3339))
 	}},
 	{"DELETE", "/v1/inboxes/{inbox}/grants/{id}", steered, 204, (*trial).grant},
+	{"GET", "/v1/inboxes/{inbox}/context-grants", steered, 200, nil},
+	{"POST", "/v1/inboxes/{inbox}/context-grants", holds, 201, func(x *trial) {
+		x.body = fmt.Sprintf(`{"person":"ann","expires_at":%q}`, time.Now().Add(time.Hour).Format(time.RFC3339))
+	}},
+	{"DELETE", "/v1/inboxes/{inbox}/context-grants/{id}", steered, 204, (*trial).contextGrant},
 	// A code is an owner's to make: no key hands out inboxes that outlive it.
 	{"GET", "/v1/connect-codes", onlyManagers, 200, nil},
 	{"POST", "/v1/connect-codes", onlyPeople, 201, func(x *trial) {
@@ -693,6 +698,16 @@ func (x *trial) grant() {
 	}
 	body := fmt.Sprintf(`{"expires_at":%q}`, time.Now().Add(time.Hour).Format(time.RFC3339))
 	x.id = x.f.do(x.t, x.holder, "POST", "/v1/inboxes/"+x.inbox.ID+"/grants", body).field(x.t, "id")
+}
+
+// contextGrant makes a context grant of the inbox.
+func (x *trial) contextGrant() {
+	if x.want >= 400 {
+		x.id = x.f.spareGrant[x.inbox.ID]
+		return
+	}
+	body := fmt.Sprintf(`{"person":"ann","expires_at":%q}`, time.Now().Add(time.Hour).Format(time.RFC3339))
+	x.id = x.f.do(x.t, x.holder, "POST", "/v1/inboxes/"+x.inbox.ID+"/context-grants", body).field(x.t, "id")
 }
 
 // webhook makes a webhook of the inbox.

@@ -225,7 +225,7 @@ func TestContextEnds(t *testing.T) {
 			"an owner":   func(r reader) error { return f.post.Keys.Revoke(ctx, f.person, b.ID, r.grant.ID, false) },
 			"the person": func(r reader) error { return f.post.Keys.LeaveContext(ctx, r.Principal, r.grant.ID) },
 			"its time": func(r reader) error {
-				f.exec(t, `update credential set expires_at = 1 where id = $1`, r.grant.ID)
+				f.exec(t, `update credential set expires_at = 1 where id = $1`, r.grant.ID) //nolint:contextcheck // the fixture lives in the test
 				return f.post.Keys.Expire(ctx)
 			},
 		} {

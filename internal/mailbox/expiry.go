@@ -255,6 +255,7 @@ var holdings = []struct{ table, blob string }{
 	{"connected_message", ""},
 	{"mail_connection", ""},
 	{"connect_code", ""},
+	{"context_grant", ""},
 	{"oauth_grant", ""}, // its tokens open nothing any more, and expire
 }
 

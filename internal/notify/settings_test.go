@@ -161,9 +161,20 @@ func TestSettingsAreChecked(t *testing.T) {
 		f := setup(t, db, nil)
 		ann := f.who("ann", auth.Owner)
 		for _, s := range []notify.Settings{
-			{Zone: "Mars/Base"}, {Zone: "Local"}, {From: "22:00"}, {From: "25:00", To: "07:00"}, {From: "07:00", To: "07:00"}, {Days: []time.Weekday{9}},
-			{Collect: -1}, {Collect: 1441}, {EscalateAfter: 5}, {EscalateTo: []string{"role:owner"}}, {EscalateAfter: 5, EscalateTo: []string{"person:nobody"}},
-			{EscalateAfter: 5, EscalateTo: []string{"room:rom_x"}}, {EscalateAfter: 5, EscalateTo: []string{"role:viewer"}}, {EscalateAfter: 5, EscalateTo: []string{"https://x"}},
+			{Zone: "Mars/Base"},
+			{Zone: "Local"},
+			{From: "22:00"},
+			{From: "25:00", To: "07:00"},
+			{From: "07:00", To: "07:00"},
+			{Days: []time.Weekday{9}},
+			{Collect: -1},
+			{Collect: 1441},
+			{EscalateAfter: 5},
+			{EscalateTo: []string{"role:owner"}},
+			{EscalateAfter: 5, EscalateTo: []string{"person:nobody"}},
+			{EscalateAfter: 5, EscalateTo: []string{"room:rom_x"}},
+			{EscalateAfter: 5, EscalateTo: []string{"role:viewer"}},
+			{EscalateAfter: 5, EscalateTo: []string{"https://x"}},
 		} {
 			if err := f.n.SetProject(t.Context(), ann, s); !errors.Is(err, notify.ErrInvalid) {
 				t.Errorf("%+v: %v", s, err)

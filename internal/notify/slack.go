@@ -226,7 +226,8 @@ func (n *Notifier) editSlack(ctx context.Context, room, ts string, a oversight.A
 	}
 	said := kindInWords(a) + ": " + outcome(a, version)
 	body := n.slackBody(r, said, []any{
-		map[string]any{"type": "section", "text": slackPlain(said, maxSlackText)}, slackFacts(a, true),
+		map[string]any{"type": "section", "text": slackPlain(said, maxSlackText)},
+		slackFacts(a, true),
 		map[string]any{"type": "actions", "elements": []any{slackButton("open", "Open in the console", "", n.conf.Base+"/console/actions/"+a.ID)}},
 	})
 	body["ts"] = ts

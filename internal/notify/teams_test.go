@@ -115,9 +115,12 @@ func TestRoomsAreChecked(t *testing.T) {
 		for _, in := range []notify.NewRoom{
 			teams("http://hooks.example/"), teams("https://127.0.0.1/"), teams("https://[::1]/"), teams("https://10.0.0.1/"), teams("https://169.254.169.254/latest"), teams("https://[::ffff:10.0.0.1]/"),
 			teams("https://user:pass@hooks.example/"), teams("https://hooks.example:25/"), teams("file:///etc/passwd"), teams("https://hooks.example/\u202e"), teams(""),
-			{Kind: notify.Slack, Name: "x", Channel: "#general", Token: slackToken}, {Kind: notify.Slack, Name: "x", Channel: slackRoom, Token: "xoxp-111111111111"},
-			{Kind: notify.Slack, Name: "x", Channel: slackRoom, Token: slackToken, Signing: "short"}, {Kind: notify.Slack, Name: "", Channel: slackRoom, Token: slackToken},
-			{Kind: notify.Slack, Name: "a\u202eb", Channel: slackRoom, Token: slackToken}, {Kind: "mail", Name: "x"},
+			{Kind: notify.Slack, Name: "x", Channel: "#general", Token: slackToken},
+			{Kind: notify.Slack, Name: "x", Channel: slackRoom, Token: "xoxp-111111111111"},
+			{Kind: notify.Slack, Name: "x", Channel: slackRoom, Token: slackToken, Signing: "short"},
+			{Kind: notify.Slack, Name: "", Channel: slackRoom, Token: slackToken},
+			{Kind: notify.Slack, Name: "a\u202eb", Channel: slackRoom, Token: slackToken},
+			{Kind: "mail", Name: "x"},
 		} {
 			_, err := f.n.AddRoom(t.Context(), ann, in)
 			if err == nil {
