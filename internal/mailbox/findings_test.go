@@ -120,7 +120,7 @@ func TestGraveFindingsNeedTheirTick(t *testing.T) {
 				t.Errorf("%s: votes %+v, %v, want the ticks %q", tt.name, votes, err, ids)
 			}
 			var entries []audit.Entry
-			err = f.db.View(ctx, func(tx *store.Tx) error {
+			err = audit.View(ctx, f.db, func(tx *store.Tx) error {
 				entries, err = audit.List(ctx, tx, audit.Query{Object: a.ID, Verb: string(audit.ActionApprove)})
 				return err
 			})

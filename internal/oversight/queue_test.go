@@ -180,7 +180,7 @@ func TestSnoozeIsOnePersons(t *testing.T) {
 			t.Error("the revised action is not back on the list")
 		}
 		var entries []audit.Entry
-		err = db.View(ctx, func(tx *store.Tx) (err error) {
+		err = audit.View(ctx, db, func(tx *store.Tx) (err error) {
 			entries, err = audit.List(ctx, tx, audit.Query{Object: a.ID, Verbs: []audit.Verb{audit.ActionSnooze}})
 			return err
 		})
