@@ -147,7 +147,7 @@ type actionPage struct {
 	Attached   []attachment // View.Files with their previews
 	Thread     *thread      // what it is about; nil if there is no place for it
 	Pane       *pane
-	Agent      string              // who asks, by name
+	Agent      string              // name of the proposing agent
 	Look       kindLook            // how the kind is presented
 	Says       says                // what an approval does
 	Button     string              // what the button says

@@ -92,7 +92,7 @@ func beginning(id string) string {
 // in it looks like something else.
 var plainName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9 ._-]{0,38}[A-Za-z0-9])?$`) })
 
-// skeleton returns what is left of a name for somebody who reads in a hurry: names with
+// skeleton returns the form by which similar names are compared: names with
 // the same skeleton look alike.
 func skeleton(name string) string {
 	return strings.NewReplacer("0", "o", "1", "l", "i", "l", "rn", "m", "vv", "w", " ", "", ".", "", "_", "", "-", "").Replace(strings.ToLower(name))

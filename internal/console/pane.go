@@ -17,7 +17,7 @@ import (
 // agentKey identifies who asks, for groups and filters: the inbox if there is one.
 func agentKey(a *oversight.Action) string { return cmp.Or(a.Inbox, a.Proposer) }
 
-// asker returns the principal by whose name the one who asks is called: the agent of the
+// asker returns the principal whose name stands for the proposer: the agent of the
 // inbox if there is one.
 func asker(a *oversight.Action) string {
 	if a.Inbox != "" {
@@ -26,7 +26,7 @@ func asker(a *oversight.Action) string {
 	return a.Proposer
 }
 
-// call returns what the one who asks is called where a page needs it as text.
+// call returns the name of the proposer as text.
 func (n names) call(a *oversight.Action) string {
 	c := n.of(asker(a))
 	if c.Kind == "agent" {

@@ -140,7 +140,7 @@ func (s putOffHandlers) colleagues(r *http.Request, who auth.Principal, a *overs
 // A permission is what an approval can allow besides the action itself.
 type permission struct{ Value, Text string }
 
-// permissions returns what of the like of an action can be allowed until a time, the
+// permissions returns which similar actions can be allowed until a time, the
 // narrowest first. Nothing can be where a finding is grave: one tick is for one action.
 func (r *review) permissions() (out []permission) {
 	if r.Kind != mailbox.SendKind || r.ByRequest || len(r.Grave()) > 0 || r.Approvers > 1 {

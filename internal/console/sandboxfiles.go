@@ -290,7 +290,7 @@ func (s fileHandlers) pixels(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return s.draw(w, r, c.Data)
 }
 
-// take sends a file of a sandbox to the person who asks for it, so it leaves. The person
+// take sends a file of a sandbox to the person who requested it, so it leaves. The person
 // decides about it here, so what holds for decisions holds: policy is asked, as about the
 // file of a run, with what a scan of the file found; where policy denies it, asks more
 // than one person, others, or for a second factor, nothing leaves. What left is on the

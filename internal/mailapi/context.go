@@ -39,7 +39,7 @@ func (s contextServer) list(w http.ResponseWriter, r *http.Request, c caller) er
 	return nil
 }
 
-// add makes a grant. Only who shows a full key of the inbox can: neither the project nor a
+// add makes a grant. It needs a full key of the inbox: neither the project nor a
 // person can let somebody read it.
 func (s contextServer) add(w http.ResponseWriter, r *http.Request, c caller) error {
 	k, err := s.open(r, c)

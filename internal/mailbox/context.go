@@ -254,7 +254,7 @@ func (c *Contexts) held(ctx context.Context, who auth.Principal, k *seal.Key, ve
 	return out, nil
 }
 
-// tell records that who reads something, unless the same look at the same newest message
+// tell records that a reviewer read something, unless the same look at the same newest message
 // is in the record of the last hour: a page that is loaded again is one look.
 func (c *Contexts) tell(ctx context.Context, who auth.Principal, verb audit.Verb, object, newest string, f audit.Fields) error {
 	key := strings.Join([]string{who.Project, who.ID, string(verb), object, newest, f["credential"]}, " ")

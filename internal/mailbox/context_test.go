@@ -122,7 +122,7 @@ func TestContextShowsTheThread(t *testing.T) {
 		if n := f.count(t, `select count(*) from audit_entry where verb = 'context.read'`); n != 2 {
 			t.Errorf("%d entries of the record, want another one for the new mail", n)
 		}
-		// Decided: what it was about is nobody's business any more.
+		// After the decision the grant shows nothing of the thread.
 		a.State = oversight.Denied
 		if c, err := f.sees(t, r, b.ID, a); err != nil || len(c.Said) != 0 {
 			t.Errorf("decided: %+v, %v", c, err)
