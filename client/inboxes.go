@@ -205,6 +205,24 @@ func (s *GrantService) Revoke(ctx context.Context, inbox, id string) error {
 	return s.c.remove(ctx, append(ofInbox(inbox, "grants"), id)...)
 }
 
+// ForReviewers returns the grants by which reviewers see what waiting actions of an inbox
+// are about.
+func (s *GrantService) ForReviewers(ctx context.Context, inbox string) ([]ContextGrant, error) {
+	l, err := get[api.ContextGrantList](ctx, s.c, nil, "v1", "inboxes", inbox, "context-grants")
+	return l.Grants, err
+}
+
+// CreateForReviewer makes such a grant for a person. The answer has its code, which the
+// server does not keep; the person redeems it in the console within 7 days.
+func (s *GrantService) CreateForReviewer(ctx context.Context, inbox string, in NewContextGrant) (ContextGrant, error) {
+	return post[ContextGrant](ctx, s.c, in, "v1", "inboxes", inbox, "context-grants")
+}
+
+// RevokeForReviewer ends such a grant.
+func (s *GrantService) RevokeForReviewer(ctx context.Context, inbox, id string) error {
+	return s.c.remove(ctx, "v1", "inboxes", inbox, "context-grants", id)
+}
+
 // AppService manages the programs that connected themselves and that an owner allowed.
 type AppService struct{ c *Client }
 

@@ -106,6 +106,8 @@ type (
 	NewInbox         = api.NewInbox
 	NewInvitation    = api.NewInvitation
 	NewKey           = api.NewKey
+	ContextGrant     = api.ContextGrant
+	NewContextGrant  = api.NewContextGrant
 	NewMessage       = api.NewMessage
 	NewModeCode      = api.NewModeCode
 	NewPolicy        = api.NewPolicy
