@@ -21,7 +21,7 @@ else ifneq ($(DB),sqlite)
 $(error DB=$(DB): want sqlite or postgres)
 endif
 
-.PHONY: help demo test quick unit race e2e fuzz soak soak-tests soak-fuzz soak-boot bench build screenshots template deps-demo deps-test vet lint deadcode licenses generate check-generated proof access clean
+.PHONY: help demo test quick unit race e2e fuzz soak soak-tests soak-fuzz soak-boot bench build screenshots template deps-demo deps-test vet lint deadcode licenses generate check-generated proof access hundred clean
 
 help:
 	@echo 'Start here:'
@@ -45,6 +45,7 @@ help:
 	@echo '  make test         install what the tests need and pass them all: 20 minutes on 2 cores'
 	@echo '  make generate     the Go code of proto/ anew; make check-generated fails if that changes it'
 	@echo '  make access       check every page of the console with axe-core: 10 minutes'
+	@echo '  make hundred      play a reviewer who decides a hundred actions in a browser, with ten traps: 5 minutes'
 	@echo '  make proof        prove with Coq what docs/background/proof.md says, and that wrong rules cannot be proved'
 	@echo '  make screenshots  the pictures in docs/console.md anew'
 	@echo '  make licenses     bin/licenses: the texts that go with the built program'
@@ -202,3 +203,7 @@ clean:
 # Every page that a link leads to, in four forms, with axe-core.
 access: deps-test
 	POSTERN_TEST_ACCESS=all go test -count=1 -v -timeout 30m -run 'TestBrowserAccess$$' ./internal/console
+
+# A hundred actions by keys and by pointer, thirty on a phone, ten without JavaScript.
+hundred: deps-test
+	POSTERN_TEST_HUNDRED=all go test -count=1 -v -timeout 30m -run 'TestHundred$$' ./internal/console
