@@ -71,7 +71,8 @@ describe('pause and resume', () => {
       await box.commands.sendStdin(counter.pid, 'x\n')
       return again.length > 0
     })
-    assert.ok(Number(again[0]) >= rounds + 1, `the counter says ${again[0]}: its memory was lost`)
+    // The line that the last round sent may be answered only now, so this is not yet rounds + 1.
+    assert.ok(Number(again[0]) >= rounds, `the counter says ${again[0]}: its memory was lost`)
     await handle.kill()
     assert.equal((await box.commands.run('echo $WHO')).stdout, 'me\n')
   })
