@@ -169,7 +169,8 @@ func (a *Admission) Interrupted(context.Context, *store.Tx, oversight.Action) (o
 // Show implements [oversight.Executor].
 func (a *Admission) Show(act oversight.Action) (oversight.View, error) {
 	var s Start
-	if err := json.Unmarshal(act.Payload, &s); err != nil {
+	unknown, err := oversight.ReadPayload(act.Payload, &s)
+	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", act.ID, err)
 	}
 	title := s.command()
@@ -213,6 +214,11 @@ func (a *Admission) Show(act oversight.Action) (oversight.View, error) {
 	if s.UID == 0 {
 		v.Notes = append(v.Notes, "it would run as the sandbox's root")
 	}
+	v.AddPanel("The command line, as it will run", oversight.FormLine, "", oversight.PanelRow{Name: "Command", Value: leak.Redact(s.command())})
+	v.Facts("What runs it, and where", "Program", "File", "Directory", "User")
+	v.AddPanel("Environment", oversight.FormFacts, "", oversight.PanelRow{Name: "Variables", Value: "not part of what is approved: the program gets those of the process that starts it", Field: "-"})
+	v.Facts("For whom", "Sandbox", "Template", "Contract", "Approval")
+	v.Unknown(unknown)
 	return v, nil
 }
 

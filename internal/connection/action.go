@@ -69,7 +69,8 @@ func (c *Admission) Interrupted(context.Context, *store.Tx, oversight.Action) (o
 // Show implements [oversight.Executor].
 func (c *Admission) Show(a oversight.Action) (oversight.View, error) {
 	var d Destination
-	if err := json.Unmarshal(a.Payload, &d); err != nil {
+	unknown, err := oversight.ReadPayload(a.Payload, &d)
+	if err != nil {
 		return oversight.View{}, fmt.Errorf("read connection: %w", err)
 	}
 	v := oversight.View{
@@ -80,5 +81,39 @@ func (c *Admission) Show(a oversight.Action) (oversight.View, error) {
 	if len(d.Hosts) > 1 {
 		v.Notes = append(v.Notes, "these names share one address; which of them is meant is not known")
 	}
+	var rows []oversight.PanelRow
+	for i, h := range d.Hosts {
+		row := oversight.PanelRow{Name: "Host", Value: h, Note: "port " + strconv.Itoa(d.Port), Field: "To"}
+		if name := portNames(d.Port); name != "" {
+			row.Note += ", usually " + name
+		}
+		if i > 0 {
+			row.Name, row.Field = "or", "Host"
+		}
+		rows = append(rows, row)
+	}
+	v.AddPanel("Where it connects", oversight.FormHosts, "", rows...)
+	v.AddPanel("What opens", oversight.FormFacts, "",
+		oversight.PanelRow{Name: "Allows", Value: "any number of connections to this host and port, with any protocol. Code may send and read anything there.", Warn: true},
+		oversight.PanelRow{Name: "Sandbox", Value: d.Sandbox, Note: "this sandbox alone"},
+		oversight.PanelRow{Name: "Template", Value: d.Template},
+		oversight.PanelRow{Name: "Until", Value: fmt.Sprintf("%s after the approval", plural(int(oversight.PassTime/time.Minute), "minute")), Note: "a kill switch or a rule that denies ends it sooner"},
+	)
+	v.InPanel = true
+	v.Unknown(unknown)
 	return v, nil
+}
+
+// plural returns "60 minutes" or "1 minute".
+func plural(n int, unit string) string {
+	if n != 1 {
+		unit += "s"
+	}
+	return strconv.Itoa(n) + " " + unit
+}
+
+// portNames returns the protocol that servers on a port usually speak; it is empty if
+// there is none. It says nothing about what code sends there.
+func portNames(port int) string {
+	return map[int]string{22: "SSH", 25: "mail", 53: "DNS", 80: "HTTP without encryption", 443: "HTTPS", 465: "mail", 587: "mail", 1433: "SQL Server", 3306: "MySQL", 5432: "PostgreSQL", 6379: "Redis", 27017: "MongoDB"}[port]
 }

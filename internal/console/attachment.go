@@ -92,7 +92,7 @@ func (s reviews) attached(ctx context.Context, who auth.Principal, a *oversight.
 
 // opener returns a function that opens the files of an action.
 func (s reviews) opener(ctx context.Context, who auth.Principal, a *oversight.Action) func(n int) ([]byte, error) {
-	if a.Kind != mailbox.SendKind {
+	if a.Kind != mailbox.SendKind && a.Kind != mailbox.CopyKind {
 		return func(n int) ([]byte, error) {
 			_, data, err := s.gate.File(ctx, who, a.ID, n)
 			return data, err

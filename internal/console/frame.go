@@ -289,12 +289,12 @@ func (s contentHandlers) raw(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if err != nil {
 		return err
 	}
-	if a.Kind == policy.KindRequest || a.Kind == policy.KindSecret || a.Kind == policy.KindTool {
+	if a.Kind != policy.KindSend && a.Kind != policy.KindCopy {
 		v, err := s.gate.Show(a)
 		if err != nil {
 			return err
 		}
-		return download(w, id+".txt", v.Raw)
+		return download(w, id+".txt", source(&v, &a))
 	}
 	o, err := opened(&a)
 	if err != nil {

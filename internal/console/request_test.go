@@ -78,7 +78,7 @@ func TestToolCallIsShown(t *testing.T) {
 	}
 	a := f.requested(policy.KindTool, r)
 	page := f.get("/console/actions/" + a.ID).body
-	for _, want := range []string{"pay of bank", "<bdi>bank</bdi>", "<bdi>pay</bdi>", "in the sandbox iaaaa", "<h3", "Arguments", "&#34;amount&#34;: 2500.50", "&lt;b&gt;Bob&lt;/b&gt;", `\u202e`} {
+	for _, want := range []string{"pay of bank", ">bank</bdi>", ">pay</bdi>", "in the sandbox iaaaa", "<h3", "Arguments", "&#34;amount&#34;: 2500.50", "&lt;b&gt;Bob&lt;/b&gt;", `\u202e`} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not have %q", want)
 		}

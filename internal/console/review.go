@@ -102,7 +102,7 @@ type sending struct {
 
 // opened returns the email that an action would send.
 func opened(a *oversight.Action) (o sending, err error) {
-	if a.Kind != mailbox.SendKind {
+	if a.Kind != mailbox.SendKind && a.Kind != mailbox.CopyKind {
 		return o, fmt.Errorf("action %s is no email: %w", a.ID, store.ErrNotFound)
 	}
 	if o.ByRequest = mailbox.ByRequest(a.Payload); o.ByRequest {
@@ -159,6 +159,17 @@ func (r *review) Decidable() bool {
 // refresh, and therefore have no form whose input could be lost.
 func (r *review) Moving() bool {
 	return r.State == oversight.Executing || r.State == oversight.Approved && time.Until(r.Due) < 5*time.Minute
+}
+
+// Mail reports whether the action sends mail.
+func (r *review) Mail() bool { return r.Kind == mailbox.SendKind || r.Kind == mailbox.CopyKind }
+
+// source returns what leaves, byte by byte; where nothing does, what is approved.
+func source(v *oversight.View, a *oversight.Action) []byte {
+	if v.Raw != nil {
+		return v.Raw
+	}
+	return a.Payload
 }
 
 // Openable reports whether its files can be looked into.
@@ -219,14 +230,13 @@ func (s reviews) inspect(a oversight.Action) *review {
 	sum := sha256.Sum256(a.Payload)
 	r.Changed = a.Dropped.IsZero() && !bytes.Equal(sum[:], a.Digest)
 	var err error
-	if r.View, err = s.gate.Show(a); err == nil && a.Kind == mailbox.SendKind && a.Dropped.IsZero() {
+	if r.View, err = s.gate.Show(a); err == nil && r.Mail() && a.Dropped.IsZero() {
 		err = r.open()
 		r.View.Fields = slices.DeleteFunc(r.View.Fields, func(f oversight.Field) bool {
 			return slices.Contains([]string{"To", "Cc", "Bcc", "Subject"}, f.Name) // shown for themselves
 		})
 	}
-	if err == nil && r.View.Request != nil {
-		raw := r.View.Raw
+	if raw := source(&r.View, &a); err == nil && !r.Mail() && len(raw) > 0 {
 		r.Source, r.Cut = lines(strings.ToValidUTF8(string(raw[:min(len(raw), maxSource)]), "\ufffd")), len(raw) > maxSource
 	}
 	if err != nil {

@@ -281,20 +281,32 @@ func partName(k policy.Kind, part string) string {
 		part, name string
 	}{
 		{policy.KindSend, "what", "The message"},
-		{policy.KindTool, "text", "Arguments"},
+		{policy.KindTool, "text", "Arguments, as JSON"},
 		{policy.KindRun, "what", "The run"},
 		{policy.KindRun, "text", "The contract"},
-		{policy.KindRun, "source", "What is approved, byte by byte"},
 		{policy.KindExport, "what", "The file"},
 		{policy.KindExport, "text", "Content"},
-		{policy.KindExport, "source", "What is approved, byte by byte"},
 		{policy.KindExec, "what", "The program"},
 		{policy.KindExec, "text", "The command line"},
-		{policy.KindExec, "source", "What is approved, byte by byte"},
+		{policy.KindCopy, "what", "The copy"},
+		{policy.KindConnect, "what", "The connection"},
+		{policy.KindPermit, "what", "The permit"},
+		{policy.KindWebhook, "what", "The webhook"},
+		{policy.KindTool, "what", "The call"},
+		{policy.KindTool, "source", "The call's message"},
+		{policy.KindMode, "what", "The change of mode"},
+		{policy.KindAllow, "what", "The entry"},
+		{policy.KindChange, "what", "The change of the policy"},
+		{policy.KindReceive, "what", "The message"},
+		{policy.KindArchive, "what", "The move"},
+		{policy.KindTrash, "what", "The move"},
 	} {
 		if n.kind == k && n.part == part {
 			return n.name
 		}
+	}
+	if part == "source" && k != policy.KindSend && k != policy.KindCopy {
+		return "What is approved, byte by byte"
 	}
 	return map[string]string{"what": "Details", "text": "As text", "source": "Message source"}[part]
 }

@@ -336,7 +336,8 @@ func (x allowExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Acti
 // Show implements [oversight.Executor].
 func (x allowExecutor) Show(a oversight.Action) (oversight.View, error) {
 	var r allowRequest
-	if err := json.Unmarshal(a.Payload, &r); err != nil {
+	unknown, err := oversight.ReadPayload(a.Payload, &r)
+	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
 	v := oversight.View{Title: r.Address + " asks to write to " + r.Pattern + " without approval", Text: r.Reason, Fields: []oversight.Field{
@@ -352,10 +353,27 @@ func (x allowExecutor) Show(a oversight.Action) (oversight.View, error) {
 			v.Notes = append(v.Notes, "anybody can get an address at "+host)
 		}
 	}
-	if strings.Contains("."+host, ".xn--") {
+	// The finding about the domain says it too.
+	if strings.Contains("."+host, ".xn--") && !a.FoundAbout(policy.FindLookalike, host) {
 		v.Notes = append(v.Notes, "this is an internationalized domain, which mail programs may display like another one: "+strconv.Quote(host))
 	}
 	v.Notes = append(v.Notes, "the agent wrote the reason, and an email may have told it what to write")
+	whom, until := "this address alone", "an owner removes the entry"
+	if strings.HasPrefix(r.Pattern, "*") {
+		whom = "every address at this domain"
+	}
+	if !r.Until.IsZero() {
+		until = r.Until.UTC().Format("2 January 2006, 15:04 UTC")
+	}
+	v.AddPanel("To whom", oversight.FormHosts, "", oversight.PanelRow{Name: "To", Value: r.Pattern, Note: whom, Field: "Allow", Warn: whom != "this address alone"})
+	v.AddPanel("What becomes possible without review", oversight.FormFacts, "",
+		oversight.PanelRow{Name: "Allows", Value: "mail of any content, with files, from " + r.Address + " leaves at once and nobody reads it first, if every recipient is on the list", Warn: true},
+		oversight.PanelRow{Name: "Inbox", Value: r.Address},
+		oversight.PanelRow{Name: "Until", Value: until},
+		oversight.PanelRow{Name: "Asks still", Value: "a rule of the policy that asks or denies, and a kill switch"},
+	)
+	showReason(&v, r.Reason)
+	v.Unknown(unknown)
 	return v, nil
 }
 

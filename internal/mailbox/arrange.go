@@ -151,7 +151,8 @@ func (x arranger) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) e
 // Show implements [oversight.Executor].
 func (x arranger) Show(a oversight.Action) (oversight.View, error) {
 	var r arrangement
-	if err := json.Unmarshal(a.Payload, &r); err != nil {
+	unknown, err := oversight.ReadPayload(a.Payload, &r)
+	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
 	what := "Move a message to the archive"
@@ -165,5 +166,12 @@ func (x arranger) Show(a oversight.Action) (oversight.View, error) {
 			v.Fields = append(v.Fields, f)
 		}
 	}
+	from, to := "the folder where it is", "the archive"
+	if a.Kind == policy.KindTrash {
+		to = "the trash"
+	}
+	v.AddPanel("Where the message goes", oversight.FormChange, "", oversight.PanelRow{Name: "Now", Value: from, Field: "-"}, oversight.PanelRow{Name: "After the approval", Value: to, Note: note, Field: "-"})
+	v.Facts("The message", "Subject", "From", "Stored", "Inbox", "Message")
+	v.Unknown(unknown)
 	return v, nil
 }

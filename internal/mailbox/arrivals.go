@@ -194,7 +194,8 @@ func (m *PostOffice) tellIn(ctx context.Context, tx *store.Tx, l letter) error {
 // Show implements [oversight.Executor].
 func (x arrivalExecutor) Show(a oversight.Action) (oversight.View, error) {
 	var v arrival
-	if err := json.Unmarshal(a.Payload, &v); err != nil {
+	unknown, err := oversight.ReadPayload(a.Payload, &v)
+	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
 	view := oversight.View{Title: "Mail for " + v.Address + " is held for approval", Fields: []oversight.Field{
@@ -203,8 +204,10 @@ func (x arrivalExecutor) Show(a oversight.Action) (oversight.View, error) {
 		{Name: "Size", Value: strconv.Itoa(v.Size) + " bytes"},
 		{Name: "Score", Value: fmt.Sprintf("%.2f of 1: how much it looks like an attack", v.Score)},
 	}}
+	var found, checks []oversight.PanelRow
 	for _, c := range scan.Categories() {
 		if s := v.Categories[c]; s > 0 {
+			found = append(found, oversight.PanelRow{Name: strings.ReplaceAll(string(c), "_", " "), Value: fmt.Sprintf("%.0f of 100", s*100), Note: policy.FindingMeans(string(c)), Field: "Found", Warn: s >= scan.Flagged})
 			view.Fields = append(view.Fields, oversight.Field{Name: "Found", Value: fmt.Sprintf("%s %.2f", c, s)})
 		}
 		if v.Categories[c] >= scan.Flagged {
@@ -213,7 +216,35 @@ func (x arrivalExecutor) Show(a oversight.Action) (oversight.View, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.Checks)) {
 		view.Fields = append(view.Fields, oversight.Field{Name: strings.ToUpper(name), Value: v.Checks[name]})
+		checks = append(checks, oversight.PanelRow{Name: strings.ToUpper(name), Value: v.Checks[name], Note: checkMeans(name), Warn: v.Checks[name] != "pass"})
 	}
 	view.Text = "The sender and the content are sealed to the inbox's key. Only its holder can read them, before the release too, in the inbox's quarantine."
+	view.AddPanel("The message that arrived", oversight.FormFacts, view.Text,
+		oversight.PanelRow{Name: "Inbox", Value: v.Address}, oversight.PanelRow{Name: "Arrived", Value: v.At.Format(time.RFC1123)},
+		oversight.PanelRow{Name: "Size", Value: strconv.Itoa(v.Size) + " bytes"},
+		oversight.PanelRow{Name: "Message", Value: v.Message, Field: "-"},
+	)
+	score := oversight.PanelRow{Name: "Score", Value: fmt.Sprintf("%.0f of 100", v.Score*100), Note: "how much it looks like an attack on the agent", Warn: v.Score >= scan.Flagged}
+	view.AddPanel("What the scan found", oversight.FormTable, "", append([]oversight.PanelRow{score}, found...)...)
+	if len(checks) > 0 {
+		view.AddPanel("Who sent it: checks of the sender's domain", oversight.FormTable, "", checks...)
+	}
+	view.InPanel = true
+	view.Unknown(unknown)
 	return view, nil
+}
+
+// checkMeans describes a check of a sender for people.
+func checkMeans(name string) string {
+	switch name {
+	case "spf":
+		return "the sending server may send for the domain of the envelope"
+	case "dkim":
+		return "a domain has signed the message, and it was not changed since"
+	case "dmarc":
+		return "the domain of the From field is proved by one of both"
+	case "arc":
+		return "servers on the way have passed on what they checked"
+	}
+	return ""
 }

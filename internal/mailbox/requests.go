@@ -124,7 +124,8 @@ func (x modeExecutor) Moved(ctx context.Context, tx *store.Tx, a oversight.Actio
 // Show implements [oversight.Executor].
 func (x modeExecutor) Show(a oversight.Action) (oversight.View, error) {
 	var r modeRequest
-	if err := json.Unmarshal(a.Payload, &r); err != nil {
+	unknown, err := oversight.ReadPayload(a.Payload, &r)
+	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
 	v := oversight.View{Title: r.Address + " asks to be in mode " + string(r.To), Text: r.Reason, Fields: []oversight.Field{
@@ -136,5 +137,21 @@ func (x modeExecutor) Show(a oversight.Action) (oversight.View, error) {
 		v.Text = "(no reason given)"
 	}
 	v.Notes = append(v.Notes, "the agent wrote the reason, and an email may have told it what to write")
+	v.AddPanel("The mode of "+r.Address, oversight.FormChange, "",
+		oversight.PanelRow{Name: "Now", Value: string(r.From), Note: r.From.Means(), Field: "Mode now"},
+		oversight.PanelRow{Name: "After the approval", Value: string(r.To), Note: r.To.Means(), Field: "Asked for", Warn: r.To.Looser(r.From)},
+	)
+	v.AddPanel("For whom", oversight.FormFacts, "", oversight.PanelRow{Name: "Inbox", Value: r.Address}, oversight.PanelRow{Name: "Until", Value: "somebody changes the mode"})
+	showReason(&v, r.Reason)
+	v.Unknown(unknown)
 	return v, nil
+}
+
+// showReason adds a panel with the reason that an agent gives.
+func showReason(v *oversight.View, reason string) {
+	v.InPanel = true
+	if reason == "" {
+		reason = "The agent gives no reason."
+	}
+	v.AddPanel("Why, as the agent says", oversight.FormWords, "", oversight.PanelRow{Value: reason, Field: "-"})
 }

@@ -218,3 +218,9 @@ func graveOnRecord(ctx context.Context, tx *store.Tx, id string) []string {
 	}
 	return recorded(e.Details()["grave"])
 }
+
+// FoundAbout reports whether a has a finding of a kind about a subject, so that no note
+// needs to say the same.
+func (a *Action) FoundAbout(kind, subject string) bool {
+	return slices.ContainsFunc(a.Request.Findings, func(f policy.Finding) bool { return f.Kind == kind && f.Subject == subject })
+}

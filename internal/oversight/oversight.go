@@ -238,6 +238,8 @@ type View struct {
 	Unroutable []string // domains of recipients that this server cannot deliver to, even if it is approved
 
 	Request *RequestView // the HTTP request that would be made; nil for other actions
+	Panels  []Panel      // Fields and Text once more, for pages; nil for mail and requests
+	InPanel bool         // Panels have all of Text
 }
 
 // A RequestView is an HTTP request as a person reviews it. Fields and Text of its

@@ -271,6 +271,10 @@ func (r *Register) Show(a oversight.Action) (oversight.View, error) {
 	if err != nil {
 		return oversight.View{}, err
 	}
+	unknown, err := oversight.ReadPayload(a.Payload, &payload{})
+	if err != nil {
+		return oversight.View{}, fmt.Errorf("show proposal %s: %w", a.ID, err)
+	}
 	all := func(l []string, none string) string {
 		if len(l) == 0 {
 			return none
@@ -309,11 +313,16 @@ func (r *Register) Show(a oversight.Action) (oversight.View, error) {
 	} else if len(p.Methods) == 0 || slices.ContainsFunc(p.Methods, func(m string) bool { return m != "GET" && m != "HEAD" && m != "OPTIONS" }) {
 		note("these methods can send data to the hosts")
 	}
-	for _, h := range p.Hosts {
-		if below, wild := strings.CutPrefix(h, "*."); wild {
+	hosts := make([]oversight.PanelRow, len(p.Hosts))
+	for i, h := range p.Hosts {
+		hosts[i] = oversight.PanelRow{Name: "Host", Value: h, Note: "port " + strings.ReplaceAll(ports, "and", "or"), Field: "-"}
+		below, wild := strings.CutPrefix(h, "*.")
+		if wild {
 			note("%s is every name below %s", h, below)
+			hosts[i].Note, hosts[i].Warn = "every name below "+below+", "+hosts[i].Note, true
 		}
-		if strings.Contains("."+h, ".xn--") {
+		// The finding about the host says it too.
+		if strings.Contains("."+h, ".xn--") && !a.FoundAbout(policy.FindLookalike, below) {
 			note("%s is an internationalized name, which programs may display like another one", h)
 		}
 	}
@@ -321,6 +330,25 @@ func (r *Register) Show(a oversight.Action) (oversight.View, error) {
 		note("it would hold for every sandbox of the project, also for new ones")
 	}
 	note("it opens the hosts beyond the sandbox's lists and the project's ceiling; the program wrote the reason, and what it has read may have told it what to write")
+	hosts[0].Field = "Hosts"
+	v.AddPanel("Where requests may go", oversight.FormHosts, "", hosts...)
+	v.AddPanel("What becomes possible without review", oversight.FormFacts, "",
+		oversight.PanelRow{Name: "Methods", Value: all(p.Methods, "every method"), Warn: len(p.Methods) == 0},
+		oversight.PanelRow{Name: "Paths", Value: all(p.Paths, "every path"), Warn: len(p.Paths) == 0},
+		oversight.PanelRow{Name: "Ports", Value: ports},
+		oversight.PanelRow{Name: "For whom", Value: whom, Warn: p.Scope == ForProject},
+		oversight.PanelRow{Name: "Until", Value: p.For.String() + " after the approval", Field: "For", Note: "you can end it sooner under Permits"},
+		oversight.PanelRow{Name: "Sandbox", Value: box},
+	)
+	if a.Request.Template != "" {
+		last := &v.Panels[len(v.Panels)-1]
+		last.Rows = append(last.Rows, oversight.PanelRow{Name: "Template", Value: a.Request.Template})
+	}
+	if p.Why != "" {
+		v.AddPanel("Why, as the program says", oversight.FormWords, "", oversight.PanelRow{Value: p.Why, Field: "-"})
+		v.InPanel = true
+	}
+	v.Unknown(unknown)
 	return v, nil
 }
 

@@ -415,6 +415,11 @@ func showTool(act oversight.Action) (oversight.View, error) {
 			v.Partial = "texts that look like secrets are masked"
 		}
 	}
+	v.Facts("The tool", "Server", "Tool", "Runs")
+	if r.Scheme != Inside {
+		v.AddPanel("Where the call goes", oversight.FormHosts, "", oversight.PanelRow{Name: "Host", Value: r.Host, Note: strings.TrimPrefix(base(r), r.Scheme+"://"+r.Host), Field: "-"})
+	}
+	v.Panels = append(v.Panels, arguments(raw, &shown))
 	if r.Scheme != Inside {
 		v.Notes = append(v.Notes, notes(r, nil, body{})...)
 		if len(list) > 1 {
@@ -422,4 +427,67 @@ func showTool(act oversight.Action) (oversight.View, error) {
 		}
 	}
 	return v, nil
+}
+
+// maxArgumentRows bounds the arguments of a call that have a row.
+const maxArgumentRows = 200
+
+// arguments returns the panel of a call's arguments: each in a row, with its type.
+func arguments(raw []byte, shown *parts) oversight.Panel {
+	p := oversight.Panel{Name: "Arguments", Form: oversight.FormTable}
+	row := func(name, value string) {
+		r := oversight.PanelRow{Name: flat(shown.split(name)), Value: value, Note: jsonType(value), Field: "-"}
+		var text string
+		var pretty bytes.Buffer
+		switch {
+		case json.Unmarshal([]byte(value), &text) == nil && r.Note == "text":
+			r.Value = text
+		case json.Indent(&pretty, []byte(value), "", "  ") == nil:
+			r.Value = pretty.String()
+		}
+		r.Value = flat(shown.split(r.Value))
+		if len(r.Value) > maxShown {
+			r.Value, r.Warn = clip(r.Value, maxShown), true
+			r.Note += fmt.Sprintf(", only the beginning of %d bytes", len(value))
+		}
+		if slices.ContainsFunc(p.Rows, func(o oversight.PanelRow) bool { return o.Name == r.Name }) {
+			// The attack: a reviewer reads the first value, and the tool takes the last.
+			r.Warn = true
+			r.Note += ", a name that is there before"
+		}
+		p.Rows = append(p.Rows, r)
+	}
+	list, err := oversight.Members(raw)
+	if err != nil {
+		row("(all of them)", string(raw))
+		return p
+	}
+	if len(list) == 0 {
+		p.Says = "The call has no arguments."
+	}
+	for i, m := range list {
+		if i == maxArgumentRows {
+			p.Says = fmt.Sprintf("Only %d of its %d arguments have a row. All of them are in the JSON below.", maxArgumentRows, len(list))
+			break
+		}
+		row(m.Name, m.Value)
+	}
+	return p
+}
+
+// jsonType names the type of a JSON value for people.
+func jsonType(value string) string {
+	switch value[:min(1, len(value))] {
+	case `"`:
+		return "text"
+	case "{":
+		return "object"
+	case "[":
+		return "list"
+	case "t", "f":
+		return "yes or no"
+	case "n":
+		return "nothing"
+	}
+	return "number"
 }

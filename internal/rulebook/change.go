@@ -224,7 +224,8 @@ func (b *Book) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Action
 // documents, and the results of the tests of both.
 func (b *Book) Show(a oversight.Action) (oversight.View, error) {
 	var p payload
-	if err := json.Unmarshal(a.Payload, &p); err != nil {
+	unknown, err := oversight.ReadPayload(a.Payload, &p)
+	if err != nil {
 		return oversight.View{}, fmt.Errorf("read change of policy: %w", err)
 	}
 	v := oversight.View{
@@ -241,17 +242,24 @@ func (b *Book) Show(a oversight.Action) (oversight.View, error) {
 	}
 	// Tests are approved together with the rules. The attack: a small change of the
 	// rules that also removes the tests which would fail.
+	v.AddPanel("What changes", oversight.FormDiff, "", oversight.PanelRow{Name: "Rules", Value: v.Text, Field: "-"})
 	if tests := policy.Diff(p.WasTests, p.Tests); tests != "" {
 		v.Text += "(tests)\n" + tests
+		last := &v.Panels[0]
+		last.Rows = append(last.Rows, oversight.PanelRow{Name: "Tests", Value: tests, Field: "-"})
 	}
+	v.InPanel = true
+	v.Unknown(unknown)
 	d, err := policy.Parse([]byte(p.Text))
 	if err != nil { // it was made by another release of the program
 		v.Notes = append(v.Notes, "it cannot be read by this release: "+err.Error())
+		v.Facts("The version", "By", "Reason", "Replaces")
 		return v, nil //nolint:nilerr // which is what the reviewer has to see
 	}
 	tests, notes := results(d, p)
 	v.Fields = append(v.Fields, oversight.Field{Name: "Tests", Value: tests})
-	v.Notes = append(notes, looser(p.Was, d)...)
+	v.Notes = append(v.Notes, append(notes, looser(p.Was, d)...)...)
+	v.Facts("The version", "By", "Reason", "Replaces", "Tests")
 	return v, nil
 }
 

@@ -176,6 +176,10 @@ func (x *Exports) Show(a oversight.Action) (oversight.View, error) {
 	if err != nil {
 		return oversight.View{}, err
 	}
+	unknown, err := oversight.ReadPayload(a.Payload, &export{})
+	if err != nil {
+		return oversight.View{}, fmt.Errorf("show artifact of %s: %w", a.ID, err)
+	}
 	v := oversight.View{
 		Title: "File " + e.Name + " leaves a run",
 		Fields: []oversight.Field{
@@ -190,6 +194,29 @@ func (x *Exports) Show(a oversight.Action) (oversight.View, error) {
 		},
 		Files: []oversight.File{{Name: e.Name, Type: mediaType(e.Type), Size: e.Size, SHA256: e.SHA256, Open: true}},
 	}
+	kind := oversight.PanelRow{Name: "Content", Value: e.Found}
+	if e.Found != e.Type {
+		kind.Note, kind.Warn = "the contract promised "+e.Type, true
+	}
+	v.AddPanel("The file that leaves", oversight.FormFacts, "",
+		oversight.PanelRow{Name: "Name", Value: e.Name, Field: "-"}, oversight.PanelRow{Name: "File", Value: e.Path},
+		oversight.PanelRow{Name: "Size", Value: strconv.FormatInt(e.Size, 10) + " bytes"}, kind, oversight.PanelRow{Name: "Promised type", Value: e.Type},
+		oversight.PanelRow{Name: "SHA-256", Value: e.SHA256},
+	)
+	v.Facts("Where it comes from", "Run", "Contract", "Sandbox")
+	if len(e.Findings)+len(e.Flags) > 0 {
+		found := oversight.Panel{Name: "What the scan found", Form: oversight.FormList}
+		for _, f := range e.Findings {
+			found.Rows = append(found.Rows, oversight.PanelRow{Value: f, Field: "-", Warn: true})
+		}
+		if len(found.Rows) == 0 {
+			for _, f := range e.Flags {
+				found.Rows = append(found.Rows, oversight.PanelRow{Value: strings.ReplaceAll(f, "_", " "), Field: "-", Warn: true})
+			}
+		}
+		v.Panels = append(v.Panels, found)
+	}
+	v.Unknown(unknown)
 	if e.Violated {
 		v.Notes = append(v.Notes, "the run violated its contract: look at its report before you release anything")
 	}

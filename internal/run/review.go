@@ -304,6 +304,10 @@ func (s *Service) Show(a oversight.Action) (oversight.View, error) {
 	if err != nil {
 		return oversight.View{}, err
 	}
+	unknown, err := oversight.ReadPayload(a.Payload, &payload{})
+	if err != nil {
+		return oversight.View{}, fmt.Errorf("show run of %s: %w", a.ID, err)
+	}
 	yes := func(answered *bool, derived bool) string {
 		out := "no"
 		if derived {
@@ -362,7 +366,49 @@ func (s *Service) Show(a oversight.Action) (oversight.View, error) {
 	v.Notes = append(v.Notes, c.Warnings()...)
 	s.showInputs(&v, &b, &a, p.Inputs)
 	v.Text = b.String()
+	showPanels(&v, p, c)
+	v.Unknown(unknown)
 	return v, nil
+}
+
+// showPanels adds the panels of a run.
+func showPanels(v *oversight.View, p payload, c *contract.Contract) {
+	v.Facts("The task", "Task")
+	lines := oversight.Panel{Name: "The commands, as they will run", Form: oversight.FormLine}
+	for i, args := range p.Commands {
+		lines.Rows = append(lines.Rows, oversight.PanelRow{Name: fmt.Sprintf("Command %d", i+1), Value: CommandLine(args)})
+	}
+	if len(lines.Rows) == 0 {
+		lines.Says = "No command is named: the proposer starts programs in the sandbox while the run lasts, within the contract."
+	}
+	v.Panels = append(v.Panels, lines)
+	allows := oversight.Panel{Name: "What the contract allows", Form: oversight.FormList}
+	for _, l := range c.Explain() {
+		allows.Rows = append(allows.Rows, oversight.PanelRow{Value: l, Field: "-"})
+	}
+	v.Panels = append(v.Panels, allows)
+	if d := p.Since; d != nil {
+		diff := oversight.Panel{Name: "Compared with the version that was approved last", Form: oversight.FormList, Says: d.Action + ", " + d.Digest}
+		for _, l := range d.Wider {
+			diff.Rows = append(diff.Rows, oversight.PanelRow{Value: "wider: " + l, Field: "-", Warn: true})
+		}
+		for _, l := range d.Narrower {
+			diff.Rows = append(diff.Rows, oversight.PanelRow{Value: "narrower: " + l, Field: "-"})
+		}
+		if len(diff.Rows) == 0 {
+			diff.Rows = []oversight.PanelRow{{Value: "no difference", Field: "-"}}
+		}
+		v.Panels = append(v.Panels, diff)
+	}
+	if len(p.Inputs) > 0 {
+		in := oversight.Panel{Name: number(int64(len(p.Inputs)), "input", "inputs"), Form: oversight.FormTable}
+		for _, f := range p.Inputs {
+			in.Rows = append(in.Rows, oversight.PanelRow{Name: f.Path, Value: fmt.Sprintf("%d bytes", f.Size), Note: "sha256 " + f.SHA256, Field: "Input"})
+		}
+		v.Panels = append(v.Panels, in)
+	}
+	v.Facts("What it is and needs", "Contract", "Template", "Boundary", "Runs code", "Uses the network", "Uses files", "Uses credentials")
+	v.Facts("What the proposer answered", "Smallest check", "At a time-out", "Clean-up", "Export", "Covered by")
 }
 
 const (

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 
 	"postern/internal/auth"
@@ -168,7 +169,8 @@ func (h *Hooks) Moved(ctx context.Context, tx *store.Tx, a oversight.Action) err
 // Show implements [oversight.Executor].
 func (h *Hooks) Show(a oversight.Action) (oversight.View, error) {
 	var r request
-	if err := json.Unmarshal(a.Payload, &r); err != nil {
+	unknown, err := oversight.ReadPayload(a.Payload, &r)
+	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
 	u, err := url.Parse(r.URL)
@@ -188,5 +190,25 @@ func (h *Hooks) Show(a oversight.Action) (oversight.View, error) {
 	if u.Path != "" && u.Path != "/" || u.RawQuery != "" {
 		v.Notes = append(v.Notes, "the agent chose the path and the query of the URL, and the host gets them with each request")
 	}
+	if r.Webhook != "" {
+		v.Fields = append(v.Fields, oversight.Field{Name: "Webhook", Value: r.Webhook})
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"https": "443", "http": "80"}[u.Scheme]
+	}
+	v.AddPanel("Where events are sent", oversight.FormHosts, "", oversight.PanelRow{Name: "Host", Value: u.Hostname(), Note: "port " + port})
+	v.AddPanel("Each time", oversight.FormLine, "This server sends a request to this address. The request has ids and times, no mail.", oversight.PanelRow{Name: "URL", Value: r.URL})
+	events := oversight.Panel{Name: "What it sends", Form: oversight.FormFacts}
+	for _, f := range v.Fields[1:] {
+		if f.Value != "" {
+			events.Rows = append(events.Rows, oversight.PanelRow{Name: f.Name, Value: f.Value})
+		}
+	}
+	events.Rows = append(events.Rows, oversight.PanelRow{Name: "Until", Value: "the webhook is deleted, or the key that created it ends"})
+	v.Panels = append(v.Panels, events)
+	v.Fields = slices.DeleteFunc(v.Fields, func(f oversight.Field) bool { return f.Value == "" })
+	v.InPanel = true
+	v.Unknown(unknown)
 	return v, nil
 }
