@@ -244,4 +244,3 @@ func harmlessPage(t *testing.T, page string) {
 		}
 	}
 }
-

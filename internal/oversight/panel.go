@@ -236,7 +236,9 @@ func Members(raw []byte) (out []Field, err error) {
 	if len(b) == 0 || b[0] != '{' || !json.Valid(b) {
 		return nil, errNoObject
 	}
-	err = each(b, func(name string, _ int, raw json.RawMessage) { out = append(out, Field{Name: name, Value: string(raw)}) })
+	err = each(b, func(name string, _ int, raw json.RawMessage) {
+		out = append(out, Field{Name: name, Value: string(raw)})
+	})
 	if errors.Is(err, io.EOF) { // unreachable: it is valid
 		return nil, errNoObject
 	}
