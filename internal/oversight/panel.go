@@ -167,7 +167,7 @@ func (w *walk) value(path string, raw []byte, t reflect.Type) {
 		if e.Kind() == reflect.Uint8 && t.Kind() != reflect.Map { // base64
 			return
 		}
-		_ = each(raw, func(name string, _ int, raw json.RawMessage) { w.value(path+"."+name, raw, e) }) // it was decoded before
+		_ = members(raw, func(name string, _ int, raw json.RawMessage) { w.value(path+"."+name, raw, e) }) // it was decoded before
 	default:
 	}
 }
@@ -186,7 +186,7 @@ func (w *walk) object(path string, raw []byte, t reflect.Type) {
 		places[name] = f.Type
 	}
 	// It was decoded before.
-	_ = each(raw, func(name string, nth int, raw json.RawMessage) {
+	_ = members(raw, func(name string, nth int, raw json.RawMessage) {
 		inner := strings.TrimPrefix(path+"."+name, ".")
 		// Go ignores the case of names, and takes the last of two values. What a person is
 		// shown must not depend on that.
@@ -198,8 +198,8 @@ func (w *walk) object(path string, raw []byte, t reflect.Type) {
 	})
 }
 
-// each calls fn for each member of an object or array, with how often its name came before.
-func each(raw []byte, fn func(name string, nth int, raw json.RawMessage)) error {
+// members calls fn for each member of an object or array, with how often its name came before.
+func members(raw []byte, fn func(name string, nth int, raw json.RawMessage)) error {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	open, err := dec.Token()
 	if err != nil {
@@ -236,7 +236,7 @@ func Members(raw []byte) (out []Field, err error) {
 	if len(b) == 0 || b[0] != '{' || !json.Valid(b) {
 		return nil, errNoObject
 	}
-	err = each(b, func(name string, _ int, raw json.RawMessage) {
+	err = members(b, func(name string, _ int, raw json.RawMessage) {
 		out = append(out, Field{Name: name, Value: string(raw)})
 	})
 	if errors.Is(err, io.EOF) { // unreachable: it is valid
