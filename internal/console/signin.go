@@ -247,6 +247,9 @@ func (s signInHandlers) signout(w http.ResponseWriter, r *http.Request, _ auth.P
 		return err
 	}
 	s.setCookie(w, "")
+	// The attack: the next person at this computer presses Back. No page is cached, but
+	// browsers keep whole pages in memory; this ends those too (Clear Site Data, section 3.1).
+	w.Header().Set("Clear-Site-Data", `"cache"`)
 	http.Redirect(w, r, "/console/signin", http.StatusSeeOther)
 	return nil
 }
