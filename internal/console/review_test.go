@@ -221,31 +221,6 @@ func TestLookalikeIsMarked(t *testing.T) {
 	}
 }
 
-// TestReviewPagesAreNeitherFramedNorCached: another site cannot put a review page under
-// its own buttons, and after signing out the back button asks the server again.
-func TestReviewPagesAreNeitherFramedNorCached(t *testing.T) {
-	f := setup(t)
-	f.enter()
-	a := f.propose(draft())
-	pages := []string{"/console/review", "/console/actions/" + a.ID, "/console/actions/" + a.ID + "/edit", "/console/actions/" + a.ID + "/text", "/console/batch", "/console/decided"}
-	for _, path := range pages {
-		h := f.get(path).header
-		if !strings.Contains(h.Get("Content-Security-Policy"), "frame-ancestors 'none'") || h.Get("Cache-Control") != "no-store" {
-			t.Errorf("%s: %q, %q", path, h.Get("Content-Security-Policy"), h.Get("Cache-Control"))
-		}
-	}
-	// The frame of a mail can be in our own pages alone.
-	if csp := f.bytes("/console/actions/" + a.ID + "/frame?digest=" + a.Hex()).header.Get("Content-Security-Policy"); !strings.Contains(csp, "frame-ancestors 'self'") {
-		t.Errorf("frame: %q", csp)
-	}
-	f.submit("/console/signout", url.Values{})
-	for _, path := range pages {
-		if got := f.get(path); got.status != http.StatusSeeOther || strings.Contains(got.body, "Totals") {
-			t.Errorf("%s after signing out: %d", path, got.status)
-		}
-	}
-}
-
 // TestQueueStateOfFormsIsChecked: the state of the queue in a form is read like that of
 // an address, and leads nowhere else.
 func TestQueueStateOfFormsIsChecked(t *testing.T) {
