@@ -26,7 +26,7 @@ var layers = [][]string{
 	{"audit", "event"},
 	{"signing", "people", "oversight/oversighttest"},
 	{"oversight", "domain"},
-	{"directory"},
+	{"directory", "lookalike"},
 	{"keyring", "delivery"},
 	{"quota"},
 	{"mailbox", "rulebook", "sandbox", "sandbox/runsc", "volume", "secret", "permit"}, // the nouns

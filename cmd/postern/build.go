@@ -24,6 +24,7 @@ import (
 	"postern/internal/framing"
 	"postern/internal/inside"
 	"postern/internal/inspect"
+	"postern/internal/lookalike"
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
@@ -82,6 +83,8 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.book = rulebook.New(d.log, d.db)
 	d.gate = oversight.NewGate(d.log, d.db, d.book)
 	d.gate.Handle(policy.KindChange, d.book)
+	d.known = lookalike.New(strings.ToLower(d.conf.MailDomain))
+	d.gate.Names(d.known.Examine, d.known.Learn)
 	d.connections = connection.New(d.log, d.db, d.book, d.gate, 0)
 	d.gate.Handle(policy.KindConnect, d.connections)
 	d.permits = permit.New(d.log, d.db, d.gate, d.conf.permits())
@@ -109,7 +112,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.post = mailbox.New(d.log, d.db, d.gate, mailbox.Config{
 		InboxLimits: inbox, ProjectLimits: project, PublicURL: d.conf.PublicURL,
 		Blobs: blobs, Transport: client, Domain: d.conf.MailDomain, Secret: key, Signer: d.ring, Delivery: d.delivery(),
-		QuarantineScore: d.conf.QuarantineScore, ProjectModes: d.conf.ProjectModes, Demotion: demote, Scrub: &d.scrubber,
+		QuarantineScore: d.conf.QuarantineScore, ProjectModes: d.conf.ProjectModes, Demotion: demote, Scrub: &d.scrubber, Known: d.known,
 	})
 	if d.doms, err = d.domains(); err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 
 	"postern/internal/event"
 	"postern/internal/framing"
+	"postern/internal/mailbox"
 )
 
 // serve runs every goroutine of the daemon and waits for each. The first part
@@ -30,6 +31,13 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 			}
 		}
 		return d.gate.Run(ctx)
+	})
+	g.Go(func() error {
+		// Without it the register knows what is approved from now on. The next start tries again.
+		if err := d.known.Fill(ctx, d.db, mailbox.ListedDomains); err != nil && ctx.Err() == nil {
+			d.log.ErrorContext(ctx, "note known domains", "err", err)
+		}
+		return nil
 	})
 	g.Go(func() error { return d.sequencer.Run(ctx) })
 	g.Go(func() error { return d.record.Run(ctx) })

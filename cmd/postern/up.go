@@ -27,6 +27,7 @@ import (
 	"postern/internal/imapserver"
 	"postern/internal/inside"
 	"postern/internal/inspect"
+	"postern/internal/lookalike"
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
 	"postern/internal/mcpserver"
@@ -146,6 +147,7 @@ type daemon struct {
 	book         *rulebook.Book
 	connections  *connection.Admission
 	permits      *permit.Register
+	known        *lookalike.Register
 	requests     *request.Admission
 	gate         *oversight.Gate
 	people       *people.People

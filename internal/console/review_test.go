@@ -214,6 +214,10 @@ func TestLookalikeIsMarked(t *testing.T) {
 	a := f.propose(mail.Draft{To: []string{"accounts@n\u043erdwerft.example"}, Bcc: []string{"eve@hidden.example"}, Subject: "Invoices", Text: "Please pay.\n"})
 	contains(t, "page", f.get("/console/actions/"+a.ID).body, "accounts@n<mark>\u043e</mark>rdwerft.example", "accounts@xn--nrdwerft-nbh.example", "marked Cyrillic \u043e",
 		"hidden from the others", "Approve and send to 2, 1 hidden")
+	// The finding says it, and no note repeats it.
+	if n := strings.Count(strings.ToLower(f.get("/console/actions/"+a.ID).body), "letters outside ascii"); n != 0 {
+		t.Errorf("%d notes repeat the finding", n)
+	}
 	queue := f.get("/console/review").body
 	contains(t, "queue", queue, "accounts@xn--nrdwerft-nbh.example", "1 hidden")
 	if strings.Contains(queue, "n\u043erdwerft") {

@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
+	"unicode"
 
 	"postern/internal/directory"
 	"postern/internal/domain"
 	"postern/internal/leak"
+	"postern/internal/lookalike"
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/policy"
@@ -116,29 +119,26 @@ func grouped(number string) string {
 // strange completes the findings of r by what the database knows, as part of tx: domains
 // that look like known ones, hidden recipients outside, accounts that are new here.
 func (m *PostOffice) strange(ctx context.Context, tx *store.Tx, b directory.Inbox, r *policy.Request, c clues) error {
-	own, err := m.ownDomains(ctx, tx, b.Project)
+	own, err := m.known.Own(ctx, tx, b.Project)
 	if err != nil {
 		return err
 	}
 	r.Findings = append(r.Findings, hiddenOutside(c.hidden, own)...)
-	alike, err := m.lookalikes(ctx, tx, b, r, own)
-	if err != nil {
-		return err
+	var alike []policy.Finding
+	if !r.Listed { // else a person has put each of them on the list, letter by letter
+		q := lookalike.Query{Project: b.Project, Own: own, Common: func(name string) bool { return slices.Contains(providers, name) }, What: "mail to"}
+		for _, address := range r.To {
+			q.Names = append(q.Names, lookalike.Name{Host: hostOf(address), Subject: address})
+		}
+		if alike, err = m.known.Find(ctx, tx, q); err != nil {
+			return err
+		}
 	}
 	// Names first: they are read first.
 	r.Findings = append(alike, r.Findings...)
 	fresh, err := m.newAccounts(ctx, tx, b.ID, r, c.accounts)
 	r.Findings = append(r.Findings, fresh...)
 	return err
-}
-
-// ownDomains returns the domains of this server and of the project.
-func (m *PostOffice) ownDomains(ctx context.Context, tx *store.Tx, project string) ([]string, error) {
-	list, err := tx.Strings(ctx, `select name from mail_domain where project_id = $1 and state <> 'pending'`, project)
-	if err != nil {
-		return nil, fmt.Errorf("read domains: %w", err)
-	}
-	return append(list, m.cfg.Domain), nil
 }
 
 // inside reports whether an address is in one of the domains, or below it.
@@ -207,6 +207,47 @@ func (m *PostOffice) accountHash(inbox, number string) string {
 	return hex.EncodeToString(seal.Hash(m.cfg.Secret, inbox, "postern bank account v1", number)[:16])
 }
 
+// learn notes the recipients and accounts of mail that left. Only what a person approved,
+// or an allow list has, counts as known. The attack: an inbox that sends by itself
+// writes to a lookalike once, so that no inbox is warned of it.
+func (m *PostOffice) learn(ctx context.Context, tx *store.Tx, a oversight.Action) error {
+	if a.State != oversight.Done || a.Kind != SendKind || len(a.Request.To) == 0 {
+		return nil
+	}
+	_, person := a.Person()
+	hosts := make([]string, len(a.Request.To))
+	for i, address := range a.Request.To {
+		hosts[i] = hostOf(address)
+	}
+	if err := m.known.Note(ctx, tx, a.Project, hosts, person || a.Request.Listed); err != nil || !person {
+		return err
+	}
+	for _, hash := range a.Request.Accounts {
+		err := tx.Later(ctx, `insert into known_account (inbox_id, hash, at) values ($1, $2, $3) on conflict (inbox_id, hash) do nothing`, a.Inbox, hash, store.Time(time.Now()))
+		if err != nil {
+			return fmt.Errorf("note account: %w", err)
+		}
+	}
+	return nil
+}
+
+// ListedDomains returns the domains of all entries of a project's allow lists that are in
+// force. Rows that this server did not write are left out.
+func ListedDomains(ctx context.Context, tx *store.Tx, project string) (out []string, err error) {
+	const most = 10_000
+	rows, err := tx.Rows(ctx, SealedAllowed(), false, `inbox_id in (select id from inbox where project_id = $1 and deleted_at = 0) and (expires_at = 0 or expires_at > $2) order by id limit $3`,
+		project, store.Time(time.Now()), most)
+	if err != nil {
+		return nil, fmt.Errorf("read allow lists: %w", err)
+	}
+	for _, row := range rows {
+		if pattern, ok := row.Values["pattern"].(string); ok && row.Holds {
+			out = append(out, hostOf(pattern))
+		}
+	}
+	return out, nil
+}
+
 // Find implements [oversight.Finder]: without the database, from the payload alone.
 func (x sendExecutor) Find(a oversight.Action) ([]policy.Finding, error) {
 	if ByRequest(a.Payload) {
@@ -245,4 +286,26 @@ func moneyWords(text string) (out []string) {
 		}
 	}
 	return out
+}
+
+// unsaid returns the notes that do not repeat a finding: that the domain of a recipient has
+// letters outside of ASCII is said once. A note about letters before the @ stays.
+func unsaid(notes, to []string, findings []policy.Finding) []string {
+	about := func(note, address string) bool {
+		note, address = strings.ToLower(note), strings.ToLower(address)
+		// The whole form of the note, so that the name beside another address cannot have it
+		// dropped.
+		return strings.HasPrefix(note, "a recipient has letters outside ascii: "+address+", which is ") ||
+			strings.HasPrefix(note, "the address "+address+" has letters outside ascii; ") ||
+			strings.HasPrefix(note, "in ") && (strings.HasSuffix(note, " an address has letters outside ascii: "+address) || strings.Contains(note, " an address has letters outside ascii: ") && strings.HasSuffix(note, " <"+address+">"))
+	}
+	for _, address := range to {
+		local, _, _ := strings.Cut(address, "@")
+		host := hostOf(address)
+		ascii := !strings.ContainsFunc(local, func(r rune) bool { return r > unicode.MaxASCII })
+		if ascii && slices.ContainsFunc(findings, func(f policy.Finding) bool { return f.Kind == policy.FindLookalike && hostOf(f.Subject) == host }) {
+			notes = slices.DeleteFunc(notes, func(n string) bool { return about(n, address) })
+		}
+	}
+	return notes
 }

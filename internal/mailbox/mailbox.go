@@ -22,6 +22,7 @@ import (
 	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/keyring"
+	"postern/internal/lookalike"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/quota"
@@ -63,6 +64,9 @@ type Config struct {
 	// overwrites the memory that it leaves.
 	Scrub *scrub.Scrubber
 
+	// Known has the domains that projects know; nil means a register of its own.
+	Known *lookalike.Register
+
 	// PublicURL is where people reach this server, "https://mail.example.com": the
 	// link in bulk mail leads there. Empty, bulk mail names its own inbox.
 	PublicURL string
@@ -101,7 +105,7 @@ type PostOffice struct {
 	shown   ShownFunc          // may be nil
 
 	found   *found // recent findings of the content checks
-	trusted trusted
+	known   *lookalike.Register
 	reading *semaphore.Keyed
 
 	maxApart int // a test makes it small
@@ -115,10 +119,13 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, cfg Config) *Post
 	if cfg.Scrub == nil {
 		cfg.Scrub = &scrub.Scrubber{}
 	}
+	if cfg.Known == nil {
+		cfg.Known = lookalike.New(cfg.Domain)
+	}
 	m := &PostOffice{
 		Directory: directory.New(db, directory.Config{Domain: cfg.Domain, ProjectModes: cfg.ProjectModes}),
 		Keys:      keyring.New(db, cfg.Scrub),
-		log:       log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), scrub: cfg.Scrub, found: newFound(), trusted: trusted{by: map[string]bool{}}, reading: semaphore.New(maxReading, maxReadingEach),
+		log:       log, db: db, gate: gate, cfg: cfg, watch: event.NewWatch(log, db), scrub: cfg.Scrub, found: newFound(), known: cfg.Known, reading: semaphore.New(maxReading, maxReadingEach),
 		maxApart: maxApart,
 	}
 	m.Quotas = quota.New(db, m.Directory, m.Keys, cfg.InboxLimits, cfg.ProjectLimits)

@@ -247,7 +247,7 @@ func (x sendExecutor) Show(a oversight.Action) (oversight.View, error) {
 	if err != nil {
 		return oversight.View{}, fmt.Errorf("show action %s: %w", a.ID, err)
 	}
-	v := oversight.View{Title: leak.Redact(s.Subject), Text: leak.Redact(s.Text), Notes: s.Notes, Raw: env.Raw}
+	v := oversight.View{Title: leak.Redact(s.Subject), Text: leak.Redact(s.Text), Notes: unsaid(s.Notes, env.To, a.Request.Findings), Raw: env.Raw}
 	subject := s.Subject
 	s.Subject = v.Title
 	if s.HTML {

@@ -353,6 +353,9 @@ type Gate struct {
 	page  int                 // maxPage; a test makes it small
 	held  *semaphore.Weighted // of size room: bytes of large payloads in execution
 
+	// examine and learn are about the names in requests, see Names; both may be nil
+	examine func(ctx context.Context, tx *store.Tx, project string, r *policy.Request) error
+	learn   func(ctx context.Context, tx *store.Tx, a Action) error
 	// bound checks proposals of sandboxes, see Bound; may be nil
 	bound func(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind) error
 
@@ -374,6 +377,13 @@ func (g *Gate) Handle(kind policy.Kind, e Executor) { g.exec[kind] = e }
 // [Gate.Run].
 func (g *Gate) Bound(check func(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind) error) {
 	g.bound = check
+}
+
+// Names makes the gate call examine, in the transaction of a proposal or a revision and
+// before policy is asked, to add findings about the names in a request; and learn for each
+// move of an action, as part of its transaction. It must not be called after [Gate.Run].
+func (g *Gate) Names(examine func(ctx context.Context, tx *store.Tx, project string, r *policy.Request) error, learn func(ctx context.Context, tx *store.Tx, a Action) error) {
+	g.examine, g.learn = examine, learn
 }
 
 // Propose records an action as part of tx, whose turn includes [Turn], and returns it with the state that
@@ -418,8 +428,13 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 func (g *Gate) ask(ctx context.Context, tx *store.Tx, a Action, p *Proposal) (answer, error) {
 	an := answer{now: time.Now()}
 	p.Request.Time, p.Context = stored(an.now), cut(p.Context, maxContext)
-	flagged(&p.Request)
 	var err error
+	if g.examine != nil {
+		if err = g.examine(ctx, tx, a.Project, &p.Request); err != nil {
+			return answer{}, fmt.Errorf("look for findings: %w", err)
+		}
+	}
+	flagged(&p.Request)
 	if an.verdict, err = g.judge.Judge(ctx, tx, a.Project, p.Request); err != nil {
 		return answer{}, fmt.Errorf("judge action: %w", err)
 	}
@@ -469,6 +484,11 @@ func proposal(a *Action) audit.Fields {
 
 // moved notifies the executor of a, if it is a [Watcher], that a moved.
 func (g *Gate) moved(ctx context.Context, tx *store.Tx, a Action) error {
+	if g.learn != nil {
+		if err := g.learn(ctx, tx, a); err != nil {
+			return fmt.Errorf("learn from action %s: %w", a.ID, err)
+		}
+	}
 	w, ok := g.exec[a.Kind].(Watcher)
 	if !ok {
 		return nil

@@ -293,10 +293,12 @@ func results(d *policy.Document, p payload) (sentence string, notes []string) {
 	return sentence, notes
 }
 
-// looser returns a note for each rule of d that may allow more than before.
+// looser returns a note for each rule of d that may allow more than before, and for each kind
+// of finding that is no longer grave.
 func looser(was string, d *policy.Document) (notes []string) {
 	var before []policy.Clause
-	if old, err := policy.Parse([]byte(was)); err == nil {
+	old, err := policy.Parse([]byte(was))
+	if err == nil {
 		before = old.Clauses()
 	}
 	same := func(a, b policy.Clause) bool {
@@ -312,6 +314,14 @@ func looser(was string, d *policy.Document) (notes []string) {
 	for _, o := range before {
 		if o.Then != policy.Allow && !slices.ContainsFunc(d.Clauses(), func(c policy.Clause) bool { return same(o, c) }) {
 			notes = append(notes, fmt.Sprintf("rule %s, which said %s, was removed or changed", o.ID, o.Then))
+		}
+	}
+	if err != nil {
+		return notes
+	}
+	for _, kind := range old.Grave() {
+		if !slices.Contains(d.Grave(), kind) {
+			notes = append(notes, fmt.Sprintf("the finding %s is no longer grave: an approval needs no tick for it", kind))
 		}
 	}
 	return notes

@@ -114,6 +114,14 @@ func (f *fixture) approve(a oversight.Action) {
 	}
 }
 
+// approved returns a change that an owner has approved.
+func (f *fixture) approved(c rulebook.Change) oversight.Action {
+	f.t.Helper()
+	a := f.propose(c)
+	f.approve(a)
+	return a
+}
+
 // run executes what is due, and returns a as it is then.
 func (f *fixture) run(a oversight.Action) oversight.Action {
 	f.t.Helper()

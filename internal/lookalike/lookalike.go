@@ -1,0 +1,251 @@
+// Package lookalike keeps the domains that a project has dealt with, and finds names that
+// look like one of them: recipients of mail, and hosts of connections, requests, permits,
+// webhooks and entries of allow lists.
+//
+// A domain is known once a person has approved something that goes there, or once an allow
+// list has it. The package decides nothing: whether a finding needs a tick is what policy
+// says. It must not open the payload of an action.
+package lookalike
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"postern/internal/policy"
+	"postern/internal/scan"
+	"postern/internal/store"
+)
+
+// Sealed returns the rows of known domains as they are authenticated. The attack: somebody
+// who can write the database makes a lookalike a known domain.
+func Sealed() store.Sealed {
+	return store.Sealed{Table: "domain_look", Key: []string{"project_id", "look", "domain"}}
+}
+
+const (
+	// MaxNames is how many unknown domains of one action are compared.
+	MaxNames   = 40
+	maxTrusted = 20_000 // domains that a process remembers
+	maxKeys    = 200    // arguments of one query
+)
+
+// trusted remembers which domains are known in the database, so that they cost no query.
+// It is safe for concurrent use.
+type trusted struct {
+	mu sync.Mutex // guards by
+	by map[string]bool
+}
+
+func (t *trusted) has(project, domain string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.by[project+" "+domain]
+}
+
+func (t *trusted) add(project, domain string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.by) >= maxTrusted {
+		clear(t.by)
+	}
+	t.by[project+" "+domain] = true
+}
+
+// A Register has the known domains of all projects. It is safe for concurrent use.
+type Register struct {
+	domain  string // of this server's inboxes
+	trusted trusted
+}
+
+// New returns the register of a server whose inboxes are at domain, which may be empty.
+func New(domain string) *Register {
+	return &Register{domain: domain, trusted: trusted{by: map[string]bool{}}}
+}
+
+// A Name is a host that an action is about. Subject is what a reviewer is shown for it,
+// such as a recipient's address.
+type Name struct{ Host, Subject string }
+
+// A Query asks which names look like known ones. Hosts are in ASCII and lower case.
+type Query struct {
+	Project string
+	Names   []Name
+	Own     []string          // domains that are known, and everything below them
+	Common  func(string) bool // domains that everybody knows, and that are compared with nothing; may be nil
+	What    string            // what goes to the names: "mail to"
+}
+
+// Find returns findings about names whose domains are unknown, and that look like a known
+// one or have letters outside of ASCII.
+func (r *Register) Find(ctx context.Context, tx *store.Tx, q Query) (out []policy.Finding, err error) {
+	unknown := map[string]Name{} // by registered domain: the first name there
+	var hosts, keys []string
+	for _, n := range q.Names {
+		name := scan.Registered(n.Host)
+		if _, seen := unknown[name]; seen || n.Host == "" || below(n.Host, q.Own) || r.trusted.has(q.Project, name) {
+			continue
+		}
+		if len(hosts) == MaxNames {
+			out = append(out, policy.Finding{ID: policy.FindMore, Kind: policy.FindMore, Title: "It goes to more unknown domains than were compared with known ones: read all of them"})
+			break
+		}
+		unknown[name] = n
+		hosts = append(hosts, n.Host)
+		keys = append(keys, scan.Looks(n.Host)...)
+	}
+	if len(hosts) == 0 {
+		return nil, nil
+	}
+	known, err := r.known(ctx, tx, q.Project, keys)
+	if err != nil {
+		return nil, err
+	}
+	for _, host := range hosts {
+		name := scan.Registered(host)
+		if q.Common != nil && q.Common(name) || slices.ContainsFunc(known, func(k knownDomain) bool { return k.trusted && k.domain == name }) {
+			continue
+		}
+		if f, ok := q.strange(unknown[name], known); ok {
+			out = append(out, f)
+		}
+	}
+	return out, nil
+}
+
+// below reports whether a host is one of the domains, or below it.
+func below(host string, domains []string) bool {
+	return slices.ContainsFunc(domains, func(d string) bool { return d != "" && (host == d || strings.HasSuffix(host, "."+d)) })
+}
+
+// strange returns the finding about a name that looks like a known one.
+func (q *Query) strange(n Name, known []knownDomain) (policy.Finding, bool) {
+	names := slices.Clone(q.Own)
+	for _, k := range known {
+		if !slices.Contains(names, k.domain) {
+			names = append(names, k.domain)
+		}
+	}
+	host := n.Host
+	f := policy.Finding{ID: policy.FindLookalike + ":" + host, Kind: policy.FindLookalike, Subject: n.Subject}
+	shown := scan.Foreign(host)
+	for _, name := range names {
+		if how := scan.Alike(host, name); how != "" {
+			f.Title = host + " is not " + name + ": " + how
+			f.Text = "This project knows " + name + ". Nobody has approved " + q.What + " " + host + " before."
+			break
+		}
+	}
+	if shown != "" {
+		f.Text = strings.TrimSpace(f.Text + " Programs show " + host + " as " + shown + ".")
+		if f.Title == "" {
+			f.Title = host + " is shown as " + shown + ", with letters that are not what they seem"
+		}
+	}
+	return f, f.Title != ""
+}
+
+// A knownDomain is a domain that a project has dealt with.
+type knownDomain struct {
+	domain  string
+	trusted bool
+}
+
+// known returns the domains of a project that have one of the keys.
+func (r *Register) known(ctx context.Context, tx *store.Tx, project string, keys []string) (out []knownDomain, err error) {
+	slices.Sort(keys)
+	for chunk := range slices.Chunk(slices.Compact(keys), maxKeys) {
+		args := []any{project}
+		places := make([]string, len(chunk))
+		for i, k := range chunk {
+			args = append(args, k)
+			places[i] = "$" + strconv.Itoa(i+2)
+		}
+		rows, err := tx.Rows(ctx, Sealed(), false, `project_id = $1 and look in (`+strings.Join(places, ", ")+`)`, args...)
+		if err != nil {
+			return nil, fmt.Errorf("read known domains: %w", err)
+		}
+		for _, row := range rows {
+			name, _ := row.Values["domain"].(string)
+			trust, _ := row.Values["trusted"].(int64)
+			// A row that is not authentic warns, but makes nothing known.
+			out = append(out, knownDomain{name, row.Holds && trust == 1})
+		}
+	}
+	return out, nil
+}
+
+// Note notes, as part of tx, that something has gone to hosts. With trust their domains are
+// known from now on; without it, names that look like them are found. Hosts are in ASCII
+// and lower case.
+func (r *Register) Note(ctx context.Context, tx *store.Tx, project string, hosts []string, trust bool) error {
+	var names []string
+	for _, host := range hosts {
+		name := scan.Registered(host)
+		if name != "" && !slices.Contains(names, name) && len(names) < MaxNames && !r.trusted.has(project, name) && (trust || !r.trusted.has(project, "~"+name)) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names) // rows that several turns write are written in one order
+	for _, name := range names {
+		if err := r.note(ctx, tx, project, name, trust); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// note writes the rows of a domain.
+func (r *Register) note(ctx context.Context, tx *store.Tx, project, name string, trust bool) error {
+	keys := scan.Looks(name)
+	slices.Sort(keys)
+	for _, key := range keys {
+		at := store.Time(time.Now())
+		mac, err := tx.SealOf(Sealed(), map[string]any{"project_id": project, "look": key, "domain": name, "trusted": store.Flag(trust), "at": at})
+		if err != nil {
+			return fmt.Errorf("seal known domain: %w", err)
+		}
+		err = tx.Later(ctx, `insert into domain_look (project_id, look, domain, trusted, at, seal) values ($1, $2, $3, $4, $5, $6)
+			on conflict (project_id, look, domain) do update set trusted = excluded.trusted, at = excluded.at, seal = excluded.seal where domain_look.trusted < excluded.trusted`,
+			project, key, name, store.Flag(trust), at, mac)
+		if err != nil {
+			return fmt.Errorf("note domain: %w", err)
+		}
+	}
+	tx.AfterCommit(func() {
+		if trust {
+			r.trusted.add(project, name)
+		} else {
+			r.trusted.add(project, "~"+name) // written, but not known
+		}
+	})
+	return nil
+}
+
+// Own returns the domains of this server and of a project.
+func (r *Register) Own(ctx context.Context, tx *store.Tx, project string) ([]string, error) {
+	list, err := tx.Strings(ctx, `select name from mail_domain where project_id = $1 and state <> 'pending'`, project)
+	if err != nil {
+		return nil, fmt.Errorf("read domains: %w", err)
+	}
+	return append(list, r.domain), nil
+}
+
+// ascii returns a host in ASCII and lower case, without "*." and without a last dot. It is
+// empty for an address of IP and for a name of one label, which nobody has registered.
+func ascii(host string) string {
+	host = strings.TrimPrefix(host[strings.LastIndexByte(host, '@')+1:], "*.")
+	if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+		return ""
+	}
+	host, _ = policy.Host(host)
+	if !strings.Contains(host, ".") {
+		return ""
+	}
+	return host
+}

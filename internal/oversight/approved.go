@@ -1,0 +1,46 @@
+package oversight
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"postern/internal/auth"
+	"postern/internal/policy"
+	"postern/internal/store"
+)
+
+// ApprovedBefore returns actions of a project that a person has approved, that were carried
+// out and that were proposed before a time, newest first, at most most. They have only ID,
+// Project, Kind, State, Decider, Created and Request. The Request of a row that this program
+// did not write has only its kind.
+func ApprovedBefore(ctx context.Context, tx *store.Tx, project string, before time.Time, most int) (out []Action, err error) {
+	ids, err := tx.Strings(ctx, `select id from action where project_id = $1 and state = $2 and decider like $3 and created_at < $4 order by created_at desc, id limit $5`,
+		project, Done, string(auth.Person)+":%", store.Time(before), most)
+	if err != nil || len(ids) == 0 {
+		return nil, err
+	}
+	places, args := make([]string, len(ids)), make([]any, len(ids))
+	for i, id := range ids {
+		places[i], args[i] = fmt.Sprintf("$%d", i+1), id
+	}
+	rows, err := tx.Rows(ctx, sealedActions(), false, `id in (`+strings.Join(places, ", ")+`)`, args...)
+	if err != nil {
+		return nil, err
+	}
+	for _, row := range rows {
+		text := func(column string) string { s, _ := row.Values[column].(string); return s }
+		created, _ := row.Values["created_at"].(int64)
+		a := Action{ID: text("id"), Project: project, Kind: policy.Kind(text("kind")), State: State(text("state")), Decider: text("decider"), Created: store.FromTime(created)}
+		if !row.Holds || json.Unmarshal([]byte(text("request")), &a.Request) != nil {
+			a.Request = policy.Request{} // the caller goes on behind it all the same
+		}
+		a.Request.Kind = a.Kind
+		out = append(out, a)
+	}
+	slices.SortFunc(out, func(a, b Action) int { return b.Created.Compare(a.Created) })
+	return out, nil
+}
