@@ -13,7 +13,7 @@ type PermitService struct{ c *Client }
 // A PermitQuery selects permits. Its zero value selects those that hold.
 type PermitQuery struct {
 	Sandbox string // id: those that hold for it
-	Kind    string // PermitNetwork or PermitSecret
+	Kind    string // PermitNetwork, PermitSecret, PermitConnection or PermitRequest
 	All     bool   // also those that have ended
 	Limit   int    // at most 500; 0 means 100
 }

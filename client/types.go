@@ -205,6 +205,8 @@ const (
 	StateCancelled          = api.StateCancelled
 	PermitNetwork           = api.PermitNetwork
 	PermitSecret            = api.PermitSecret
+	PermitConnection        = api.PermitConnection
+	PermitRequest           = api.PermitRequest
 	SwitchInbox             = api.SwitchInbox
 	SwitchCapability        = api.SwitchCapability
 	SwitchDomain            = api.SwitchDomain

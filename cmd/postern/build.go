@@ -89,6 +89,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.gate.Handle(policy.KindConnect, d.connections)
 	d.permits = permit.New(d.log, d.db, d.gate, d.conf.permits())
 	d.gate.Handle(policy.KindPermit, d.permits)
+	d.connections.Honour(d.permits)
 	d.requests = request.New(d.log, d.db, d.gate, d.connections, request.Permits{Register: d.permits}, 0)
 	d.gate.Handle(policy.KindRequest, d.requests)
 	d.gate.Handle(policy.KindSecret, d.requests)

@@ -6,19 +6,22 @@ import "time"
 const (
 	PermitNetwork = "network" // connections and requests to hosts
 	PermitSecret  = "secret"  // the use of a secret
+	// Made together with an approval. They open nothing: they answer the rule that asked.
+	PermitConnection = "connection" // connections to a host and port
+	PermitRequest    = "request"    // requests with a method to a host and path
 )
 
 // A Permit is what a person has allowed sandboxes for a time.
 type Permit struct {
 	ID        string     `json:"id"`      // "prm_…"
-	Kind      string     `json:"kind"`    // network or secret
+	Kind      string     `json:"kind"`    // network, secret, connection or request
 	Sandbox   string     `json:"sandbox"` // id; empty: every sandbox of the project
 	Hosts     []string   `json:"hosts"`   // host or *.host
 	Methods   []string   `json:"methods"` // empty: every method
 	Paths     []string   `json:"paths"`   // patterns; empty: every path
 	Port      int        `json:"port"`    // 0: 443 and 80
 	Secret    string     `json:"secret"`  // id of the secret, for kind secret; else empty
-	Why       string     `json:"why"`     // what the program said
+	Why       string     `json:"why"`     // what the program said; for connection and request the rule that is answered, "rule ID"
 	CreatedAt time.Time  `json:"created_at"`
 	Until     time.Time  `json:"until"`
 	Action    string     `json:"action"`   // id of the action that asked for it

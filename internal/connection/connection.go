@@ -21,6 +21,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/oversight"
+	"postern/internal/permit"
 	"postern/internal/policy"
 	"postern/internal/rulebook"
 	"postern/internal/semaphore"
@@ -61,9 +62,12 @@ type Admission struct {
 	attached func() []string                           // may be nil
 	changed  func(ctx context.Context, project string) // may be nil
 
-	mu       sync.RWMutex
-	projects map[string]*inForce   // by project; an entry is replaced, never changed except for used
-	passes   map[question]approval // what people approved, until it ends
+	permits *permit.Register // what people have allowed for a time; may be nil
+
+	mu        sync.RWMutex
+	projects  map[string]*inForce   // by project; an entry is replaced, never changed except for used
+	passes    map[question]approval // what people approved, until it ends
+	permitted map[question]made     // connections that were made under a permit
 }
 
 // A question identifies what a person is asked: one sandbox, one destination.
@@ -90,7 +94,7 @@ func New(log *slog.Logger, db *store.DB, book *rulebook.Book, gate *oversight.Ga
 	}
 	return &Admission{
 		log: log, db: db, book: book, gate: gate, hold: hold, held: semaphore.NewPerKey(maxHeld),
-		projects: map[string]*inForce{}, passes: map[question]approval{},
+		projects: map[string]*inForce{}, passes: map[question]approval{}, permitted: map[question]made{},
 	}
 }
 
@@ -139,6 +143,9 @@ func (c *Admission) Permit(ctx context.Context, who auth.Principal, to policy.Co
 	if v.Effect != policy.Ask {
 		return v
 	}
+	if c.answered(ctx, who, d, v) {
+		return policy.Verdict{Effect: policy.Allow, Rule: v.Rule, Reason: "an owner has allowed it for a time"}
+	}
 	return c.ask(ctx, who, r, d, s.switchedOn)
 }
 
@@ -153,8 +160,12 @@ func (c *Admission) MayContinue(ctx context.Context, who auth.Principal, to poli
 	r := request(who, destination(who, to))
 	v := s.switches.verdict(r)
 	if v.Effect == policy.Allow && s.doc != nil && s.doc.Mentions(policy.KindConnect) {
-		if said, ok := s.doc.Match(r); ok && said.Effect == policy.Deny {
+		said, ok := s.doc.Match(r)
+		switch {
+		case ok && said.Effect == policy.Deny:
 			return said
+		case ok && said.Effect == policy.Ask:
+			return c.underPermit(ctx, who, destination(who, to), said)
 		}
 	}
 	return v

@@ -276,7 +276,7 @@ func (s actionHandlers) beside(r *http.Request, who auth.Principal, v *actionPag
 // choices fills in what a reviewer can choose from besides the decision.
 func (s actionHandlers) choices(r *http.Request, who auth.Principal, v *actionPage) (err error) {
 	v.Moments = moments(time.Now(), v.Expires)
-	if v.May {
+	if v.May && who.Manages() {
 		v.Allowable = v.permissions()
 	}
 	if v.Colleagues, err = (putOffHandlers{s}).colleagues(r, who, &v.Action); err != nil {

@@ -34,6 +34,7 @@ func (f *fixture) all() {
 	log := slog.New(slog.NewTextHandler(f.t.Output(), nil))
 	book := rulebook.New(log, f.db)
 	links := connection.New(log, f.db, book, f.gate, 0)
+	links.Honour(f.permits)
 	f.gate.Handle(policy.KindConnect, links)
 	requests := request.New(log, f.db, f.gate, links, request.Permits{Register: f.permits}, 0)
 	for _, k := range []policy.Kind{policy.KindRequest, policy.KindSecret, policy.KindTool} {

@@ -13,6 +13,8 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/permit"
+	"postern/internal/policy"
 )
 
 // putOffHandlers let a reviewer take an action off the own list for a time, and ask a
@@ -143,7 +145,17 @@ type permission struct{ Value, Text string }
 // permissions returns which similar actions can be allowed until a time, the
 // narrowest first. Nothing can be where a finding is grave: one tick is for one action.
 func (r *review) permissions() (out []permission) {
-	if r.Kind != mailbox.SendKind || r.ByRequest || len(r.Grave()) > 0 || r.Approvers > 1 {
+	if len(r.Grave()) > 0 || r.Approvers > 1 {
+		return nil
+	}
+	switch r.Kind {
+	case policy.KindRequest, policy.KindConnect:
+		return r.wayOut()
+	case mailbox.SendKind:
+	default:
+		return nil
+	}
+	if r.ByRequest {
 		return nil
 	}
 	var domains []string
@@ -190,6 +202,8 @@ func allowed(r *http.Request) (*oversight.Allowance, error) {
 		w.Address = value
 	case "domain":
 		w.Domain = value
+	case "host":
+		w.Address, w.Path, _ = strings.Cut(value, " ")
 	default:
 		return nil, fmt.Errorf("%w: scope must be what the page offers", errForm)
 	}
@@ -211,4 +225,34 @@ func refusedText(err error) string {
 		}
 	}
 	return ""
+}
+
+// wayOut returns what an approval of a request or a connection can allow besides.
+func (r *review) wayOut() (out []permission) {
+	if !permit.Answers(policy.Verdict{Effect: policy.Ask, Rule: r.Rule, Approvers: r.Approvers, StepUp: r.StepUp, Who: r.Who}) || len(r.Request.To) != 1 {
+		return nil
+	}
+	host := r.Request.To[0]
+	if _, err := policy.PublicName(host); err != nil {
+		return nil
+	}
+	if r.Kind == policy.KindConnect {
+		port := r.Request.Detail["port"]
+		return []permission{{"host:" + host, "connections of this sandbox to " + host + ", port " + port + ", with any content"}}
+	}
+	h := r.Request.HTTP
+	if h == nil || r.View.Request == nil || h.Host != host {
+		return nil
+	}
+	for _, path := range permit.Patterns(h.Path) {
+		what := "to exactly this path, " + path
+		switch {
+		case path == "/*":
+			what = "to every path of this host"
+		case strings.HasSuffix(path, "*"):
+			what = "to every path below " + strings.TrimSuffix(path, "*")
+		}
+		out = append(out, permission{"host:" + host + " " + path, h.Method + " requests of this sandbox to " + host + " " + what + ", with any parameters, headers and body"})
+	}
+	return out
 }

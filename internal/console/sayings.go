@@ -27,7 +27,7 @@ var sayings = map[audit.Verb]saying{
 	audit.ActionRevise:   {"edit", "{who} changed {action}.", "changed", ""},
 	audit.ActionAsk:      {"person", "A person is asked about {action}.", "held", "warn"},
 	audit.ActionVote:     {"person", "{who} approved {action}, as one of several[, after {took}][: {q:reason}].", "approved", "accent"},
-	audit.ActionApprove:  {"person", "{who} approved {action}[ after {took}][: {q:reason}].", "approved", "accent"},
+	audit.ActionApprove:  {"person", "{who} approved {action}[ after {took}][, and allowed {b:allowed}][: {q:reason}].", "approved", "accent"},
 	audit.ActionLate:     {"clock", "{who} approved {action} too late, so a person is asked again.", "held", "warn"},
 	audit.ActionReject:   {"person", "{who} rejected {action}[ after {took}][: {q:reason}].", "rejected", "bad"},
 	audit.ActionExpire:   {"clock", "Nobody decided in time about {action}, so it was refused.", "expired", "bad"},
@@ -155,8 +155,8 @@ var sayings = map[audit.Verb]saying{
 	audit.InboxContext:    {"key", "{who} made a grant for context of {inbox:object}[, for {person:person}].", "access", "accent"},
 	audit.InboxContextUse: {"key", "{who} took up a grant for context of {inbox:object}.", "access", "accent"},
 
-	audit.PermitGrant: {"policy", "{who} granted a permit[ for requests to {b:hosts}][ for the secret {b:secret}][ for {sandbox:sandbox}], until {time:until}[, as {as:decider} decided].", "approved", "accent"},
-	audit.PermitEnd:   {"policy", "{who} ended what was allowed[: requests to {b:hosts}][, the secret {b:secret}].", "ended", "accent"},
+	audit.PermitGrant: {"policy", "{who} granted a permit[ for {b:hosts}][ for the secret {b:secret}][ for {sandbox:sandbox}], until {time:until}[, as {as:decider} decided].", "approved", "accent"},
+	audit.PermitEnd:   {"policy", "{who} ended what was allowed[: {b:hosts}][, the secret {b:secret}].", "ended", "accent"},
 
 	audit.PersonInvite:        {"person", "{who} invited a person[, {b:email}][, as {role}].", "access", "accent"},
 	audit.PersonWithdraw:      {"person", "{who} withdrew an invitation.", "access", "accent"},

@@ -3,6 +3,7 @@ package mailapi
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -64,8 +65,8 @@ func (s permitServer) list(w http.ResponseWriter, r *http.Request, c caller) err
 	if q.Limit, err = limit(v, 100, 500); err != nil {
 		return err
 	}
-	if q.Kind != "" && q.Kind != permit.Network && q.Kind != permit.Secret {
-		return fmt.Errorf("%w: kind: must be network or secret", errRequest)
+	if q.Kind != "" && !slices.Contains(permit.Kinds(), q.Kind) {
+		return fmt.Errorf("%w: kind: must be network, secret, connection or request", errRequest)
 	}
 	switch v.Get("all") {
 	case "", "false":

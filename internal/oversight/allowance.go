@@ -18,6 +18,7 @@ import (
 type Allowance struct {
 	Address string    // of the recipient, or the host of a request
 	Domain  string    // all addresses of a domain
+	Path    string    // of requests: "/v1/models", or "/v1/*" for everything below; else empty
 	Files   bool      // also mail with files
 	Until   time.Time // at most MaxAllowance ahead
 }
@@ -55,7 +56,7 @@ func (g *Gate) allow(ctx context.Context, tx *store.Tx, who auth.Principal, a *A
 	case slices.ContainsFunc(a.Request.Findings, func(f policy.Finding) bool { return f.Kind == policy.FindHidden }):
 		// Also where the policy does not call it grave: a later mail would hide it again.
 		return refuse("it has a hidden recipient, so each one is reviewed")
-	case a.State != Approved:
+	case a.State != Approved || a.Approvers > 1:
 		return refuse("other people must approve this too, and an allowance is one person's")
 	default:
 		return x.Allow(ctx, tx, who, *a, w)

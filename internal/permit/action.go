@@ -245,7 +245,10 @@ func (r *Register) Stopped(ctx context.Context, tx *store.Tx, who auth.Principal
 		return fmt.Errorf("list permits: %w", err)
 	}
 	for _, p := range held {
-		if !s.Stops("", p.request()) {
+		asked := p.request()
+		// One that was made beside an approval is a permit too.
+		permit := policy.Request{Kind: policy.KindPermit, To: asked.To, Sandbox: asked.Sandbox}
+		if !s.Stops("", asked) && (p.Kind == Secret || !s.Stops("", permit)) {
 			continue
 		}
 		if err := end(ctx, tx, who, &p, now); err != nil {
@@ -259,8 +262,14 @@ func (r *Register) Stopped(ctx context.Context, tx *store.Tx, who auth.Principal
 // request returns what policy is asked about p.
 func (p *Permit) request() policy.Request {
 	kind := policy.KindPermit
-	if p.Kind == Secret {
+	switch p.Kind {
+	case Secret:
 		kind = policy.KindSecret
+	case Connection:
+		kind = policy.KindConnect
+	case Request:
+		kind = policy.KindRequest
+	case Network:
 	}
 	return policy.Request{Kind: kind, To: p.Hosts, Sandbox: p.Sandbox}
 }

@@ -11,7 +11,8 @@
 //	   └───────┘                               └─ End
 //
 // The grants that allow a sandbox the use of a secret for a time are permits as
-// well, see [Grant].
+// well, see [Grant]. So is what an owner allows together with the approval of a request
+// or a connection, see [Register.Like].
 //
 // The package must not open a private address, whatever a person approves. It must
 // not decide: a permit without a person's decision is refused. Switches and rules
@@ -36,7 +37,14 @@ type Kind string
 const (
 	Network Kind = "network" // connections and requests to hosts
 	Secret  Kind = "secret"  // the use of a secret
+	// The next two are made together with an approval, see [Register.Like]. They open
+	// nothing: they answer a rule that asks.
+	Connection Kind = "connection" // connections to a host and port
+	Request    Kind = "request"    // requests with a method to a host and path
 )
+
+// Kinds returns the kinds of permits.
+func Kinds() []Kind { return []Kind{Network, Secret, Connection, Request} }
 
 var (
 	// ErrInvalid means that a proposal cannot be taken. The text names the field and
@@ -60,7 +68,7 @@ type Permit struct {
 	Paths   []string // patterns, see [Proposal]; empty: every path
 	Port    uint16   // 0: 443 and 80
 	Secret  string   // ID of the secret, for kind [Secret]
-	Why     string   // what the proposer said
+	Why     string   // what the proposer said; for kinds [Connection] and [Request] the rule that it answers, see [ByRule]
 	Created time.Time
 	Until   time.Time
 	Action  string // ID of the action by which it was asked for

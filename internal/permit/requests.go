@@ -45,8 +45,14 @@ func (r *Register) Secret(ctx context.Context, who auth.Principal, secret, why s
 }
 
 // Request returns the ID of a permit that names the method of a request of the
-// sandbox who and allows it. One that is for every method names none.
-func (r *Register) Request(ctx context.Context, who auth.Principal, host string, port uint16, method, path string) (id string, ok bool) {
+// sandbox who and allows it. One that is for every method names none. Rule is the ID of
+// the rule that asks: a permit of kind [Request] answers the one that it was made for.
+func (r *Register) Request(ctx context.Context, who auth.Principal, host string, port uint16, method, path, rule string) (id string, ok bool) {
+	for p := range r.answers(ctx, who, Request, rule) {
+		if p.opens(port) && slices.Contains(p.Hosts, host) && slices.Contains(p.Methods, method) && p.allows(method, path) {
+			return p.ID, true
+		}
+	}
 	for p := range r.holding(ctx, who) {
 		if slices.Contains(p.Methods, method) && p.names(host, port) && p.allows(method, path) {
 			return p.ID, true

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,7 +60,7 @@ func Grant(ctx context.Context, tx *store.Tx, p Permit) (Permit, error) {
 	if name, ok := strings.CutPrefix(p.Decider, string(auth.Person)+":"); !ok || name == "" {
 		return Permit{}, ErrNobody
 	}
-	if p.Project == "" || p.Action == "" || p.Until.IsZero() || p.Kind != Network && p.Kind != Secret || (p.Kind == Secret) != (p.Secret != "") {
+	if p.Project == "" || p.Action == "" || p.Until.IsZero() || !slices.Contains(Kinds(), p.Kind) || (p.Kind == Secret) != (p.Secret != "") {
 		return Permit{}, fmt.Errorf("grant permit: %w: project, action, until and kind must be set, and the secret for that kind", ErrInvalid)
 	}
 	was, err := scan(tx.QueryRowContext(ctx, `select `+columns+` from permit where action_id = $1`, p.Action).Scan)

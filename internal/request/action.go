@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"postern/internal/audit"
+	"postern/internal/auth"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/store"
@@ -14,6 +16,7 @@ var (
 	_ oversight.Executor  = (*Admission)(nil)
 	_ oversight.Recoverer = (*Admission)(nil)
 	_ oversight.Finisher  = (*Admission)(nil)
+	_ oversight.Allower   = (*Admission)(nil)
 )
 
 // Execute implements [oversight.Executor]. It requests nothing: the held request, or
@@ -58,4 +61,29 @@ func (a *Admission) Finish(ctx context.Context, tx *store.Tx, act oversight.Acti
 // outcome, so it can be repeated.
 func (a *Admission) Interrupted(context.Context, *store.Tx, oversight.Action) (oversight.Outcome, error) {
 	return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before the approval took effect; it is tried again"}, nil
+}
+
+// Allow implements [oversight.Allower]: together with the approval of a request, an owner
+// allows the sandbox requests with the same method to the same host and path, or to a path
+// below, until a time. Only the rule that asked is answered. A use of a secret has its own
+// setting, and a call of a tool is judged by its arguments.
+func (a *Admission) Allow(ctx context.Context, tx *store.Tx, who auth.Principal, act oversight.Action, w oversight.Allowance) (audit.Fields, error) {
+	refuse := func(why string) (audit.Fields, error) {
+		return nil, fmt.Errorf("%s: %w", why, oversight.ErrAllowance)
+	}
+	if act.Kind != policy.KindRequest {
+		return refuse("each action of kind " + string(act.Kind) + " is reviewed")
+	}
+	r, _, err := decodePayload(act.Kind, act.Payload)
+	switch {
+	case err != nil:
+		return refuse("the payload cannot be read")
+	case a.grants == nil:
+		return refuse("this server has no permits")
+	case ambiguous(r):
+		return refuse("servers may read its path or its method in different ways")
+	case unreadableMail(r) != "":
+		return refuse("it may send mail that cannot be read")
+	}
+	return a.grants.Allow(ctx, tx, who, act, r, w)
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"time"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/outgoing"
+	"postern/internal/oversight"
 	"postern/internal/permit"
 	"postern/internal/store"
 )
@@ -27,8 +29,13 @@ func (p Permits) Holds(ctx context.Context, project, id string) bool {
 }
 
 // Permitted implements [Grants].
-func (p Permits) Permitted(ctx context.Context, who auth.Principal, r *outgoing.Request) (id string, ok bool) {
-	return p.Register.Request(ctx, who, r.Host, r.Port, r.Method, r.Path)
+func (p Permits) Permitted(ctx context.Context, who auth.Principal, r *outgoing.Request, rule string) (id string, ok bool) {
+	return p.Register.Request(ctx, who, r.Host, r.Port, r.Method, r.Path, rule)
+}
+
+// Allow implements [Grants].
+func (p Permits) Allow(ctx context.Context, tx *store.Tx, who auth.Principal, a oversight.Action, r *outgoing.Request, w oversight.Allowance) (audit.Fields, error) {
+	return p.Register.Like(ctx, tx, who, a, permit.Permit{Kind: permit.Request, Hosts: []string{r.Host}, Port: r.Port, Methods: []string{r.Method}, Paths: []string{r.Path}}, w)
 }
 
 // Make implements [Grants].

@@ -23,13 +23,14 @@ import (
 	"log/slog"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/connection"
 	"postern/internal/outgoing"
 	"postern/internal/oversight"
+	"postern/internal/permit"
 	"postern/internal/policy"
 	"postern/internal/semaphore"
 	"postern/internal/store"
@@ -75,8 +76,11 @@ type Grants interface {
 	// known it is not.
 	Holds(ctx context.Context, project, id string) bool
 	// Permitted returns the id of a permit by which a person has allowed who this very
-	// request for a time, so that a rule that asks need not ask again.
-	Permitted(ctx context.Context, who auth.Principal, r *outgoing.Request) (id string, ok bool)
+	// request for a time, so that the rule that asks, given by its id, need not ask again.
+	Permitted(ctx context.Context, who auth.Principal, r *outgoing.Request, rule string) (id string, ok bool)
+	// Allow makes, in the transaction of who's approval of a, a permit for requests that
+	// are like r. See [oversight.Allower].
+	Allow(ctx context.Context, tx *store.Tx, who auth.Principal, a oversight.Action, r *outgoing.Request, w oversight.Allowance) (audit.Fields, error)
 	// Make stores g as part of tx. For an action that has a grant it does nothing.
 	Make(ctx context.Context, tx *store.Tx, g Grant) error
 	// Of returns the id of the grant of an action if it is in force, else an empty text.
@@ -207,8 +211,8 @@ func (a *Admission) questions(ctx context.Context, who auth.Principal, r *outgoi
 	case policy.Ask:
 		// An owner has decided on the permit: that is one person, without a second
 		// factor.
-		if a.grants != nil && unreadableMail(r) == "" && v.Approvers <= 1 && !v.StepUp && !slices.ContainsFunc(v.Who, func(w string) bool { return !strings.HasPrefix(w, "role:") }) {
-			if id, ok := a.grants.Permitted(ctx, who, r); ok && !ambiguous(r) {
+		if a.grants != nil && unreadableMail(r) == "" && permit.Answers(v) {
+			if id, ok := a.grants.Permitted(ctx, who, r, v.Rule); ok && !ambiguous(r) {
 				r.Permits = append(r.Permits, id)
 				break
 			}
