@@ -141,6 +141,62 @@ func (s *ActionService) Comment(ctx context.Context, id string, in NewComment) (
 	return post[Comment](ctx, s.c, in, "v1", "actions", id, "comments")
 }
 
+// A QueueQuery selects actions that wait for a person. The zero QueueQuery selects the
+// first 50 by risk, without those that the person has put off.
+type QueueQuery struct {
+	PageQuery
+
+	Order     string   // "risk" or "age"; empty means by risk
+	Kinds     []string // any of these; empty means all
+	Inbox     string   // id or address; empty means all
+	Proposer  string   // a principal; empty means all
+	Recipient string   // an address, a domain of recipients, or a host; empty means all
+	Words     string   // each of these in recipients, hosts, subject or names of files; empty means all
+	Mine      bool     // only what policy asks the caller about
+	Assigned  bool     // only what is assigned to the caller
+	Grave     bool     // only what has a grave finding
+	Snoozed   bool     // what the caller has put off, instead of what they have not
+}
+
+// Queue returns a page of what waits for a person, with its risk. The caller must be a
+// person.
+func (s *ActionService) Queue(ctx context.Context, q QueueQuery) (ReviewQueue, error) {
+	v := q.values()
+	for name, text := range map[string]string{
+		"order": q.Order, "kind": strings.Join(q.Kinds, ","), "inbox": q.Inbox, "proposer": q.Proposer, "recipient": q.Recipient, "q": q.Words,
+	} {
+		if text != "" {
+			v.Set(name, text)
+		}
+	}
+	for name, on := range map[string]bool{"mine": q.Mine, "assigned": q.Assigned, "grave": q.Grave, "snoozed": q.Snoozed} {
+		if on {
+			v.Set(name, "true")
+		}
+	}
+	return get[ReviewQueue](ctx, s.c, v, "v1", "queue")
+}
+
+// Snooze puts an action off, for the caller alone. It decides nothing.
+func (s *ActionService) Snooze(ctx context.Context, id string, in NewSnooze) (Snooze, error) {
+	return put[Snooze](ctx, s.c, in, "v1", "actions", id, "snooze")
+}
+
+// Unsnooze puts an action back on the caller's queue.
+func (s *ActionService) Unsnooze(ctx context.Context, id string) error {
+	return s.c.remove(ctx, "v1", "actions", id, "snooze")
+}
+
+// Assign asks a person to look at an action. It gives nobody a right.
+func (s *ActionService) Assign(ctx context.Context, id, person string) (Action, error) {
+	return put[Action](ctx, s.c, api.NamedPerson{Person: person}, "v1", "actions", id, "assignee")
+}
+
+// Unassign assigns an action to nobody.
+func (s *ActionService) Unassign(ctx context.Context, id string) error {
+	return s.c.remove(ctx, "v1", "actions", id, "assignee")
+}
+
 // File returns the content of a file of the View, by its index. The caller
 // closes it. An agent chose all of it.
 func (s *ActionService) File(ctx context.Context, id string, index int) (io.ReadCloser, error) {

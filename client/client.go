@@ -357,6 +357,11 @@ func post[T any](ctx context.Context, c *Client, in any, path ...string) (out T,
 	return out, err
 }
 
+func put[T any](ctx context.Context, c *Client, in any, path ...string) (out T, err error) {
+	err = c.do(ctx, request{method: http.MethodPut, path: path, in: in}, &out)
+	return out, err
+}
+
 func (c *Client) act(ctx context.Context, in any, path ...string) error {
 	return c.do(ctx, request{method: http.MethodPost, path: path, in: in}, nil)
 }

@@ -111,3 +111,77 @@ func (s *NotifyService) LinkTelegram(ctx context.Context, person string) (Telegr
 func (s *NotifyService) UnlinkTelegram(ctx context.Context, person string) error {
 	return s.c.remove(ctx, "v1", "notify", "telegram", person)
 }
+
+// Settings returns when the caller is notified.
+func (s *NotifyService) Settings(ctx context.Context) (NotifySettingsStatus, error) {
+	return get[NotifySettingsStatus](ctx, s.c, nil, "v1", "notify", "settings")
+}
+
+// SetSettings replaces the caller's own settings: what in leaves out is empty then.
+func (s *NotifyService) SetSettings(ctx context.Context, in NotifySettings) (NotifySettingsStatus, error) {
+	return put[NotifySettingsStatus](ctx, s.c, in, "v1", "notify", "settings")
+}
+
+// DropSettings goes back to the project's settings.
+func (s *NotifyService) DropSettings(ctx context.Context) error {
+	return s.c.remove(ctx, "v1", "notify", "settings")
+}
+
+// SetProjectSettings replaces the settings of people without own ones, and the
+// escalation. The caller must be an owner.
+func (s *NotifyService) SetProjectSettings(ctx context.Context, in ProjectNotifySettings) (NotifySettingsStatus, error) {
+	return put[NotifySettingsStatus](ctx, s.c, in, "v1", "notify", "settings", "project")
+}
+
+// Rooms returns the channels in Slack and Teams that get the project's notices, by name.
+func (s *NotifyService) Rooms(ctx context.Context) ([]NotifyRoom, error) {
+	l, err := get[api.NotifyRoomList](ctx, s.c, nil, "v1", "notify", "rooms")
+	return l.Rooms, err
+}
+
+// AddRoom sets up a channel in Slack or Teams. Nothing shows its credentials again.
+func (s *NotifyService) AddRoom(ctx context.Context, in NewNotifyRoom) (NotifyRoom, error) {
+	return post[NotifyRoom](ctx, s.c, in, "v1", "notify", "rooms")
+}
+
+// TestRoom sends a test to a room.
+func (s *NotifyService) TestRoom(ctx context.Context, id string) (NotifyTest, error) {
+	return post[NotifyTest](ctx, s.c, nil, "v1", "notify", "rooms", id, "test")
+}
+
+// RemoveRoom sends nothing more to a room.
+func (s *NotifyService) RemoveRoom(ctx context.Context, id string) error {
+	return s.c.remove(ctx, "v1", "notify", "rooms", id)
+}
+
+// Devices returns the caller's browsers that get push messages, the newest first.
+func (s *NotifyService) Devices(ctx context.Context) ([]NotifyDevice, error) {
+	l, err := get[api.NotifyDeviceList](ctx, s.c, nil, "v1", "notify", "devices")
+	return l.Devices, err
+}
+
+// RemoveDevice sends no more push messages to a browser.
+func (s *NotifyService) RemoveDevice(ctx context.Context, id string) error {
+	return s.c.remove(ctx, "v1", "notify", "devices", id)
+}
+
+// Slack returns the caller's account in Slack; a zero one if none is linked.
+func (s *NotifyService) Slack(ctx context.Context) (SlackAccount, error) {
+	return get[SlackAccount](ctx, s.c, nil, "v1", "notify", "slack")
+}
+
+// LookUpSlack returns the account that a code would link. Show it to the person first:
+// whoever holds the account then decides as that person.
+func (s *NotifyService) LookUpSlack(ctx context.Context, code string) (SlackAccount, error) {
+	return post[SlackAccount](ctx, s.c, api.SlackCode{Code: code}, "v1", "notify", "slack", "lookup")
+}
+
+// LinkSlack links the account of a code to the caller.
+func (s *NotifyService) LinkSlack(ctx context.Context, in NewSlackLink) (SlackAccount, error) {
+	return post[SlackAccount](ctx, s.c, in, "v1", "notify", "slack")
+}
+
+// UnlinkSlack ends the link of a person's account in Slack.
+func (s *NotifyService) UnlinkSlack(ctx context.Context, person string) error {
+	return s.c.remove(ctx, "v1", "notify", "slack", person)
+}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -125,6 +126,9 @@ func printAction(out io.Writer, a api.Action, addresses map[string]string) {
 	if a.Stopped != "" {
 		line("stopped", a.Stopped)
 	}
+	if a.Assignee != "" {
+		line("assigned", "to "+a.Assignee)
+	}
 	if a.Context != "" {
 		line("context", a.Context)
 	}
@@ -163,6 +167,7 @@ func decision(name, short, long string, approve bool) *command {
 	var c Config
 	var reason, digest string
 	var seen []string
+	var also allowing
 	return &command{
 		use: name + " ID", short: short, long: long,
 		flags: func(fs *pflag.FlagSet) {
@@ -175,6 +180,7 @@ func decision(name, short, long string, approve bool) *command {
 			fs.StringVar(&digest, "digest", "", "decide only if the action's digest begins with this `text`, as pending showed it")
 			if approve {
 				fs.StringArrayVar(&seen, "seen", nil, "tick the grave finding with this `id`, as pending shows it; once for each")
+				also.flags(fs)
 			}
 		},
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
@@ -184,6 +190,10 @@ func decision(name, short, long string, approve bool) *command {
 			}
 			if !approve && strings.TrimSpace(reason) == "" {
 				return fmt.Errorf("%w: --reason is missing: say why; the agent is told the reason", errUsage)
+			}
+			allow, err := also.allowance()
+			if err != nil {
+				return err
 			}
 			a, err := l.action(ctx, id)
 			if err != nil {
@@ -200,7 +210,7 @@ func decision(name, short, long string, approve bool) *command {
 					return err
 				}
 			}
-			if _, err := l.api.Actions.Decide(ctx, a.ID, api.Decision{Version: a.Version, Digest: a.Digest, Approve: &approve, Reason: reason, Seen: seen}); err != nil {
+			if _, err := l.api.Actions.Decide(ctx, a.ID, api.Decision{Version: a.Version, Digest: a.Digest, Approve: &approve, Reason: reason, Seen: seen, Allow: allow}); err != nil {
 				return err
 			}
 			verdict := "rejected"
@@ -208,6 +218,9 @@ func decision(name, short, long string, approve bool) *command {
 				verdict = "approved"
 			}
 			fmt.Fprintf(out, "%s %s: %s, digest %s\n", verdict, a.ID, printable(a.View.Title), a.Digest)
+			if allow != nil {
+				fmt.Fprintf(out, "allowed %s until %s\n", printable(cmp.Or(allow.Address, "*@"+allow.Domain)), allow.Until.Local().Format(time.RFC1123))
+			}
 			if !approve {
 				return nil
 			}
@@ -269,6 +282,10 @@ has decided already, nothing happens and the exit status is 1.
 Where "postern pending" shows a grave finding, such as a lookalike domain or a
 hidden recipient, tick it with --seen ID, once for each. On a terminal you are
 asked instead. Without the tick the server refuses the approval.
+
+With --allow-address or --allow-domain an owner also lets the inbox write to that
+recipient without asking until a time. Where that cannot be allowed, nothing is
+approved.
 
 Over the local socket you have no name and may be anybody with an account. Sign in
 first where policy asks for two people, or for somebody other than the proposer: export POSTERN_SESSION=$(postern login NAME).`, true)

@@ -207,9 +207,13 @@ func listAllowed(ctx context.Context, l *local, args []string, out *output) erro
 		_, err := fmt.Fprintln(out, "no entries: every outgoing mail of it waits for a person")
 		return err
 	}
-	rows := [][]string{{"PATTERN", "ADDED", "BY", "ENDS"}}
+	rows := [][]string{{"PATTERN", "FILES", "ADDED", "BY", "ENDS"}}
 	for _, e := range list {
-		rows = append(rows, []string{e.Pattern, ago(e.CreatedAt), e.CreatedBy, in(e.ExpiresAt)})
+		files := "no"
+		if e.Files {
+			files = "yes"
+		}
+		rows = append(rows, []string{e.Pattern, files, ago(e.CreatedAt), e.CreatedBy, in(e.ExpiresAt)})
 	}
 	return out.rows(list, rows)
 }

@@ -36,7 +36,8 @@ func commands() (all []*command) {
 	}{
 		{gettingStarted, []*command{onboardCommand(), upCommand(), setupCommand(), loginCommand(), logoutCommand()}},
 		{reviewing, []*command{
-			reviewCommand(), pendingCommand(), showCommand(), approveCommand(), rejectCommand(), commentCommand(), editCommand(), revisionsCommand(), cancelCommand(), resolveCommand(),
+			reviewCommand(), queueCommand(), pendingCommand(), showCommand(), approveCommand(), rejectCommand(), commentCommand(), editCommand(), revisionsCommand(), cancelCommand(), resolveCommand(),
+			snoozeCommand(), unsnoozeCommand(), assignCommand(), unassignCommand(),
 			stopCommand(), resumeCommand(), quarantineCommand(), policyCommand(),
 		}},
 		{sandboxing, []*command{runCommand(), runsCommand(), contractCommand(), boundaryCommand(), sandboxCommand(), sshCommand(), forwardCommand(), volumeCommand(), webhookCommand(), secretCommand(), networkCommand(), templateCommand(), traceCommand(), verifyCommand()}},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/mail"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -110,7 +111,7 @@ func notifyCommand() *command {
 	return &command{
 		use: "notify", short: "notify people of waiting actions", long: notifyHelp,
 		flags: c.location,
-		below: []*command{
+		below: slices.Concat([]*command{
 			{
 				use: "list", short: "show how each person is notified", lists: true,
 				run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
@@ -162,7 +163,7 @@ func notifyCommand() *command {
 					return l.api.Notify.UnlinkTelegram(ctx, name)
 				}),
 			},
-		},
+		}, settingCommands(&c)),
 	}
 }
 

@@ -62,6 +62,7 @@ type Review struct {
 	StepUp   bool     `json:"step_up"`  // who approves proves a second factor
 	Stopped  string   `json:"stopped"`  // the kill switch that stops it, for people; may be empty
 	Context  string   `json:"context"`  // what its proposer chose to show beside it; hostile
+	Assignee string   `json:"assignee"` // the person who was asked to look at it; may be empty
 	View     *View    `json:"view,omitempty"`
 }
 
@@ -103,9 +104,12 @@ type Decision struct {
 	// Seen are the IDs of the findings that the person ticked. An approval must have
 	// those of all findings with a tick.
 	Seen []string `json:"seen,omitempty"`
+	// Allow is what is allowed together with the approval; nil means nothing more than
+	// this action. Where it cannot be allowed, nothing is approved.
+	Allow *Allowance `json:"allow,omitempty"`
 }
 
-// A BatchDecision is one [Decision] of several.
+// A BatchDecision is one [Decision] of several. It cannot allow anything more.
 type BatchDecision struct {
 	ID      string `json:"id"`
 	Version int64  `json:"version"`

@@ -108,6 +108,7 @@ type AllowEntry struct {
 	CreatedBy string     `json:"created_by,omitempty"` // a principal; shown to people and project keys only
 	Action    string     `json:"action"`               // by which the agent asked for it; may be empty
 	ExpiresAt *time.Time `json:"expires_at"`           // nil: never
+	Files     bool       `json:"files"`                // it covers mail with files too
 }
 
 // An AllowList is an inbox's allow list.

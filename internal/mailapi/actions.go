@@ -52,7 +52,7 @@ func actionOf(c caller, a oversight.Action) api.Action {
 		out.Missing = a.Lacks()
 		out.Review = &api.Review{
 			Version: a.Version, Proposer: a.Proposer, Rule: a.Rule, Verdict: a.Verdict, Decider: a.Decider, Attempts: a.Attempts,
-			Author: a.Author, Who: append([]string{}, a.Who...), StepUp: a.StepUp, Stopped: a.Stopped, Context: a.Context,
+			Author: a.Author, Who: append([]string{}, a.Who...), StepUp: a.StepUp, Stopped: a.Stopped, Context: a.Context, Assignee: a.Assignee,
 		}
 		return out
 	}

@@ -381,6 +381,20 @@ var operations = []operation{
 	{"POST", "/v1/notify/test", onlyPeople, 501, body(`{"person":"ann"}`)},
 	{"POST", "/v1/notify/telegram", onlyPeople, 501, body(`{"person":"ann"}`)},
 	{"DELETE", "/v1/notify/telegram/{person}", onlyPeople, 501, nil},
+	{"GET", "/v1/notify/settings", onlyPeople, 501, nil},
+	{"PUT", "/v1/notify/settings", onlyPeople, 501, body(`{"zone":"Europe/Berlin"}`)},
+	{"DELETE", "/v1/notify/settings", onlyPeople, 501, nil},
+	{"PUT", "/v1/notify/settings/project", onlyPeople, 501, body(`{"zone":"Europe/Berlin"}`)},
+	{"GET", "/v1/notify/rooms", onlyPeople, 501, nil},
+	{"POST", "/v1/notify/rooms", onlyPeople, 501, body(`{"kind":"teams","name":"x","url":"https://teams.example/x"}`)},
+	{"POST", "/v1/notify/rooms/{id}/test", onlyPeople, 501, (*trial).notified},
+	{"DELETE", "/v1/notify/rooms/{id}", onlyPeople, 501, (*trial).notified},
+	{"GET", "/v1/notify/devices", onlyPeople, 501, nil},
+	{"DELETE", "/v1/notify/devices/{id}", onlyPeople, 501, (*trial).notified},
+	{"GET", "/v1/notify/slack", onlyPeople, 501, nil},
+	{"POST", "/v1/notify/slack", onlyPeople, 501, body(`{"code":"x","team":"T1","user":"U1"}`)},
+	{"POST", "/v1/notify/slack/lookup", onlyPeople, 501, body(`{"code":"x"}`)},
+	{"DELETE", "/v1/notify/slack/{person}", onlyPeople, 501, nil},
 
 	{"GET", "/v1/accounts", onlyManagers, 200, nil},
 	{"POST", "/v1/accounts", onlyManagers, 201, body(`{"name":"number %d"}`)},
@@ -454,6 +468,26 @@ var operations = []operation{
 		x.f.setState(x.t, x.id, oversight.Unknown)
 		x.body = strings.Replace(x.body, `"approve":false`, `"state":"failed"`, 1)
 		x.body = strings.Replace(x.body, `"digest":"`+x.digest()+`",`, "", 1)
+	}},
+	// What waits for a person is shown to people alone, and only they put it off or
+	// assign it: an agent that did would hide its proposal.
+	{"GET", "/v1/queue", onlyPeople, 200, nil},
+	{"PUT", "/v1/actions/{id}/snooze", ofOurPeople, 200, func(x *trial) {
+		x.action()
+		x.body = fmt.Sprintf(`{"until":%q}`, time.Now().Add(time.Hour).Format(time.RFC3339))
+	}},
+	{"DELETE", "/v1/actions/{id}/snooze", ofOurPeople, 204, func(x *trial) {
+		x.action()
+		x.body = ""
+	}},
+	// Who may finds that there is nobody of this name.
+	{"PUT", "/v1/actions/{id}/assignee", ofOurPeople, 422, func(x *trial) {
+		x.action()
+		x.body = `{"person":"nobody"}`
+	}},
+	{"DELETE", "/v1/actions/{id}/assignee", ofOurPeople, 204, func(x *trial) {
+		x.action()
+		x.body = ""
 	}},
 	// A batch answers each by itself.
 	{"POST", "/v1/actions/decisions", onlyPeople, 200, func(x *trial) {
@@ -766,6 +800,8 @@ func (x *trial) permit() {
 	}
 	x.body = ""
 }
+
+func (x *trial) notified() { x.id, x.body = "rom_AAAAAAAAAAAAAAAAAAAAAAAAAA", "" }
 
 func (x *trial) noRun() { x.id, x.body = "run_"+fmt.Sprint(x.n), "" }
 

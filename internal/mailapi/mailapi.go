@@ -236,6 +236,7 @@ func (s *Server) table() []route {
 		contactServer{a, s.post}.routes(),
 		exportServer{a, s.log, s.post, s.exporting}.routes(),
 		actionServer{watch, s.gate, s.post}.routes(),
+		queueServer{s.gate, s.post}.routes(),
 		switchServer{s.gate, s.post}.routes(),
 		policyServer{s.gate, s.conf.Book}.routes(),
 		eventServer{a, watch, s.post}.routes(),
@@ -309,6 +310,16 @@ var minRole = map[string]auth.Role{
 	"POST /v1/notify/test":                      auth.Viewer, // likewise
 	"POST /v1/notify/telegram":                  auth.Viewer,
 	"DELETE /v1/notify/telegram/{person}":       auth.Viewer,
+	"PUT /v1/notify/settings":                   auth.Viewer,
+	"DELETE /v1/notify/settings":                auth.Viewer,
+	"DELETE /v1/notify/devices/{id}":            auth.Viewer,
+	"POST /v1/notify/slack":                     auth.Viewer,
+	"POST /v1/notify/slack/lookup":              auth.Viewer,
+	"DELETE /v1/notify/slack/{person}":          auth.Viewer,
+	"PUT /v1/actions/{id}/snooze":               auth.Reviewer,
+	"DELETE /v1/actions/{id}/snooze":            auth.Reviewer,
+	"PUT /v1/actions/{id}/assignee":             auth.Reviewer,
+	"DELETE /v1/actions/{id}/assignee":          auth.Reviewer,
 	"POST /v1/policy/evaluation":                auth.Viewer,   // it changes nothing
 	"POST /v1/policy":                           auth.Reviewer, // an owner decides on what is proposed
 	"PATCH /v1/inboxes/{inbox}":                 auth.Reviewer, // its mode goes down; the rest is an owner's

@@ -85,7 +85,7 @@ func (s modeServer) asked(w http.ResponseWriter, c caller, a oversight.Action, e
 }
 
 func allowedOf(c caller, e mailbox.AllowEntry) api.AllowEntry {
-	out := api.AllowEntry{ID: e.ID, Pattern: e.Pattern, CreatedAt: e.Created, Action: e.Action, ExpiresAt: moment(e.Expires)}
+	out := api.AllowEntry{ID: e.ID, Pattern: e.Pattern, CreatedAt: e.Created, Action: e.Action, ExpiresAt: moment(e.Expires), Files: !e.NoFiles}
 	if c.Kind == auth.Person || c.Kind == auth.Project {
 		out.CreatedBy = e.CreatedBy
 	}

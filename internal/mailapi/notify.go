@@ -3,7 +3,10 @@ package mailapi
 import (
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"postern/internal/api"
 	"postern/internal/auth"
@@ -17,12 +20,12 @@ type notifyServer struct {
 }
 
 func (s notifyServer) routes() []route {
-	return []route{
+	return slices.Concat(s.settingRoutes(), []route{
 		{"GET", "/v1/notify", 0, s.listReaches},
 		{"POST", "/v1/notify/test", maxBody, s.testNotify},
 		{"POST", "/v1/notify/telegram", maxBody, s.telegramCode},
 		{"DELETE", "/v1/notify/telegram/{person}", 0, s.telegramUnlink},
-	}
+	})
 }
 
 // notifier returns what tells people, for a person.
@@ -59,10 +62,22 @@ func aPerson(r *http.Request) (string, error) {
 	if err := door.Decode(r, &in); err != nil {
 		return "", err
 	}
-	if in.Person == "" || len(in.Person) > 63 {
-		return "", fmt.Errorf("%w: person: must be the name of a person, 1 to 63 characters", errRequest)
+	return in.Person, checkPerson(in.Person)
+}
+
+// personInPath reads the name of a person from a request's path.
+func personInPath(r *http.Request) (string, error) {
+	name := r.PathValue("person")
+	return name, checkPerson(name)
+}
+
+// checkPerson checks the length of a name. The attack: a NUL or bytes that are not
+// UTF-8, which PostgreSQL refuses with an error that looks like ours.
+func checkPerson(name string) error {
+	if name == "" || len(name) > 63 || strings.IndexByte(name, 0) >= 0 || !utf8.ValidString(name) {
+		return fmt.Errorf("%w: person: must be the name of a person, 1 to 63 characters", errRequest)
 	}
-	return in.Person, nil
+	return nil
 }
 
 func (s notifyServer) testNotify(w http.ResponseWriter, r *http.Request, c caller) error {
@@ -108,9 +123,9 @@ func (s notifyServer) telegramUnlink(w http.ResponseWriter, r *http.Request, c c
 	if err != nil {
 		return err
 	}
-	name := r.PathValue("person")
-	if len(name) > 63 {
-		return fmt.Errorf("%w: person: must be the name of a person, 1 to 63 characters", errRequest)
+	name, err := personInPath(r)
+	if err != nil {
+		return err
 	}
 	if err := n.Unlink(r.Context(), c.Principal, name); err != nil {
 		return err

@@ -88,6 +88,9 @@ var kinds = map[string]kind{
 	"stopped":                {409, "Stopped", "A kill switch stops it; the detail says which and why. An owner turns it off."},
 	"stale":                  {409, "Changed meanwhile", "It changed after it was shown. Read it again."},
 	"unseen":                 {422, "A finding is not ticked", "Look at the finding that the detail names, and send its id in seen with the approval; view.findings of the action lists them."},
+	"snooze_refused":         {422, "It cannot be put off", "Choose a time within 30 days and before expires_at, or on_answer. Not more than 500 actions of one person are put off."},
+	"assignment_refused":     {422, "It cannot be assigned", "Name a person of the project who may decide on this action: who lists whom policy asks."},
+	"allowance_refused":      {422, "It cannot be allowed too", "The detail says why. Nothing was approved: send the approval again without allow."},
 	"too_late":               {409, "Too late", "It is being sent, or is settled. Read the action for its state."},
 	"duplicate":              {409, "The same email", "The same email was proposed a moment ago; id names its action. Most likely you need not do anything. To send it twice, set allow_duplicate: true; a person then decides."},
 	"idempotency_key_reused": {422, "Key used for another request", "Use a new idempotency key for a new request, and repeat a key only with the same request."},
@@ -110,7 +113,7 @@ func classify(err error) (code, detail string) {
 	var shown *mailbox.UsedError
 	var broken *audit.BrokenError
 	detail = err.Error()
-	for _, sentinel := range []error{errRequest, directory.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid, rulebook.ErrInvalid, secret.ErrInvalid, run.ErrInvalid, contract.ErrInvalid} {
+	for _, sentinel := range []error{errRequest, directory.ErrInvalid, domain.ErrInvalid, webhook.ErrInvalid, rulebook.ErrInvalid, secret.ErrInvalid, run.ErrInvalid, contract.ErrInvalid, notify.ErrInvalid} {
 		// The text before the sentinel is context for the log; the detail begins with the field.
 		if _, after, ok := strings.Cut(detail, sentinel.Error()+": "); ok && errors.Is(err, sentinel) {
 			detail = after
@@ -147,12 +150,18 @@ func classify(err error) (code, detail string) {
 		return "forbidden", detail
 	case errors.As(err, &tooBig):
 		return "too_large", fmt.Sprintf("body: is larger than %d bytes", tooBig.Limit)
-	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, audit.ErrSize), errors.Is(err, directory.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, secret.ErrInvalid), errors.Is(err, domain.ErrInvalid), errors.Is(err, rulebook.ErrInvalid), errors.Is(err, permit.ErrInvalid), errors.Is(err, permit.ErrWider), errors.Is(err, people.ErrNoFactor):
+	case errors.As(err, &field), errors.Is(err, errRequest), errors.Is(err, audit.ErrSize), errors.Is(err, directory.ErrInvalid), errors.Is(err, auth.ErrInvalid), errors.Is(err, webhook.ErrInvalid), errors.Is(err, secret.ErrInvalid), errors.Is(err, domain.ErrInvalid), errors.Is(err, rulebook.ErrInvalid), errors.Is(err, permit.ErrInvalid), errors.Is(err, permit.ErrWider), errors.Is(err, people.ErrNoFactor), errors.Is(err, notify.ErrInvalid):
 		return "invalid_request", detail
 	case errors.Is(err, oversight.ErrUnseen):
 		return "unseen", detail
-	case errors.Is(err, oversight.ErrSnooze), errors.Is(err, oversight.ErrAssign), errors.Is(err, oversight.ErrAllowance):
-		return "invalid_request", detail
+	case errors.Is(err, oversight.ErrSnooze):
+		return "snooze_refused", detail
+	case errors.Is(err, oversight.ErrAssign):
+		return "assignment_refused", detail
+	case errors.Is(err, oversight.ErrAllowance):
+		return "allowance_refused", detail
+	case errors.Is(err, notify.ErrCode):
+		return "invalid_request", "code: " + notify.ErrCode.Error()
 	case errors.Is(err, oversight.ErrReason):
 		return "invalid_request", "reason: " + oversight.ErrReason.Error()
 	case errors.Is(err, keyring.ErrLastKey):

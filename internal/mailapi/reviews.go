@@ -38,7 +38,14 @@ func decisionOf(id string, in api.Decision) (oversight.Decision, error) {
 	if len(in.Seen) > maxSeen {
 		return oversight.Decision{}, fmt.Errorf("%w: seen: must have at most %d entries", errRequest, maxSeen)
 	}
-	return oversight.Decision{ID: id, Version: in.Version, Digest: strings.ToLower(in.Digest), Approve: *in.Approve, Reason: in.Reason, Seen: in.Seen}, nil
+	d := oversight.Decision{ID: id, Version: in.Version, Digest: strings.ToLower(in.Digest), Approve: *in.Approve, Reason: in.Reason, Seen: in.Seen}
+	if w := in.Allow; w != nil {
+		if !*in.Approve {
+			return oversight.Decision{}, fmt.Errorf("%w: allow: goes only with an approval", errRequest)
+		}
+		d.Allow = &oversight.Allowance{Address: w.Address, Domain: w.Domain, Files: w.Files, Until: w.Until}
+	}
+	return d, nil
 }
 
 func (s actionServer) decideAll(w http.ResponseWriter, r *http.Request, c caller) error {

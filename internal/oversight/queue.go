@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"postern/internal/auth"
 	"postern/internal/policy"
@@ -95,7 +96,10 @@ func parseCursor(s string) (k queueKey, err error) {
 	if err != nil || len(s) > 200 || len(part) != 3 {
 		return k, fmt.Errorf("cursor: must be the one that a page of the queue has: %w", auth.ErrInvalid)
 	}
-	k.id = part[2]
+	// The attack: a NUL or bytes that are not UTF-8, which PostgreSQL refuses.
+	if k.id = part[2]; k.id == "" || strings.IndexByte(k.id, 0) >= 0 || !utf8.ValidString(k.id) {
+		return k, fmt.Errorf("cursor: must be the one that a page of the queue has: %w", auth.ErrInvalid)
+	}
 	if k.risk, err = strconv.ParseInt(part[0], 10, 64); err == nil {
 		k.created, err = strconv.ParseInt(part[1], 10, 64)
 	}
