@@ -2,6 +2,8 @@ package console
 
 import (
 	"fmt"
+	"strconv"
+	"time"
 )
 
 // Charts are drawn on the server as SVG with classes only: the Content-Security-Policy
@@ -74,3 +76,63 @@ func roundUp(n int) int {
 
 // px writes a coordinate.
 func px(v float64) string { return fmt.Sprintf("%.1f", v) }
+
+// A strip shows how much happened by the quarter of an hour, 1120 by 96.
+type strip struct {
+	Label string
+	Bars  []bar
+	Hours []tick // Y is the place from the left
+}
+
+// newStrip draws the strip of a day.
+func newStrip(events []dayEvent, day time.Time) strip {
+	const quarters, high, foot = 96, 72.0, 78.0
+	var n [4][quarters]int
+	most, total, held, refused := 0, 0, 0, 0
+	first, last := quarters, 0
+	for i := range events {
+		q := int(events[i].At.Sub(day) / (15 * time.Minute))
+		if q < 0 || q >= quarters {
+			continue
+		}
+		layer := events[i].layer()
+		n[layer][q]++
+		total++
+		first, last = min(first, q), max(last, q)
+		switch layer {
+		case 2:
+			held++
+		case 3:
+			refused++
+		}
+		most = max(most, n[0][q]+n[1][q]+n[2][q]+n[3][q])
+	}
+	s := strip{Label: "Nothing happened on this day."}
+	if total > 0 {
+		clock := func(q int) string { return fmt.Sprintf("%02d:%02d", q/4, q%4*15) }
+		s.Label = fmt.Sprintf("Density of the day: %s from %s to %s; %d held, %d refused or failed", count(total, "event", "events"), clock(first), clock(last+1), held, refused)
+	}
+	wide := 1120.0 / quarters
+	for q := range quarters {
+		y := foot
+		for layer := range n {
+			if n[layer][q] == 0 {
+				continue
+			}
+			h := max(high*float64(n[layer][q])/float64(most), 2)
+			y -= h
+			s.Bars = append(s.Bars, bar{"b" + strconv.Itoa(layer), px(wide * float64(q)), px(y), px(wide - 2.5), px(h)})
+		}
+	}
+	for h := 0; h <= 24; h += 3 {
+		t := tick{Y: px(1120 * float64(h) / 24), TextY: "mid", Text: fmt.Sprintf("%02d:00", h)}
+		switch h {
+		case 0:
+			t.TextY = "start"
+		case 24:
+			t.TextY = "end"
+		}
+		s.Hours = append(s.Hours, t)
+	}
+	return s
+}
