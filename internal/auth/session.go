@@ -132,9 +132,9 @@ func checkSession(ctx context.Context, db *store.DB, token Secret, kind SessionK
 func SessionPrincipal(ctx context.Context, tx *store.Tx, token Secret, kind SessionKind) (p Principal, id string, err error) {
 	p.Kind = Person
 	var strong int64
-	err = tx.One(ctx, `select p.name, p.project_id, p.role, s.strong_at, s.id from session s join person p on p.id = s.person_id
+	err = tx.One(ctx, `select p.name, p.project_id, p.role, p.keys_off, s.strong_at, s.id from session s join person p on p.id = s.person_id
 		where s.hash = $1 and s.kind = $2 and s.expires_at > $3 and p.disabled_at = 0`,
-		[]any{token.hash(), kind, store.Time(time.Now())}, &p.ID, &p.Project, &p.Role, &strong, &id)
+		[]any{token.hash(), kind, store.Time(time.Now())}, &p.ID, &p.Project, &p.Role, &p.KeysOff, &strong, &id)
 	if errors.Is(err, store.ErrNotFound) {
 		return Principal{}, "", ErrUnauthenticated
 	}

@@ -73,7 +73,7 @@ func (s accountHandlers) account(w http.ResponseWriter, r *http.Request, who aut
 
 func (s accountHandlers) showAccount(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	ctx := r.Context()
-	v := accountPage{Notice: notice, MinBytes: auth.MinPassword, Proved: who.Proved(), Usable: s.site(r).Usable() == nil, KeysOff: s.keysOff(r.Context(), who)}
+	v := accountPage{Notice: notice, MinBytes: auth.MinPassword, Proved: who.Proved(), Usable: s.site(r).Usable() == nil, KeysOff: who.KeysOff}
 	var err1, err2, err3, err4, err5 error
 	v.Person, err1 = s.conf.People.Me(ctx, who)
 	v.Keys, err2 = s.conf.People.Passkeys(ctx, who)
@@ -134,20 +134,6 @@ func (s accountHandlers) setKeys(w http.ResponseWriter, r *http.Request, who aut
 		return s.showAccount(w, r, who, http.StatusBadRequest, "Nothing was changed: choose on or off.")
 	}
 	return s.changed(w, r, who, s.conf.People.SetKeys(r.Context(), who, keys == "on"))
-}
-
-// keysOff reports whether the pages of who react to no keys. If it cannot be read, they
-// do not: a key that does nothing harms nobody.
-func (s *Server) keysOff(ctx context.Context, who auth.Principal) bool {
-	if who.Kind != auth.Person {
-		return false
-	}
-	off, err := s.conf.People.KeysOff(ctx, who)
-	if err != nil {
-		s.log.WarnContext(ctx, "read whether keys are off", "err", err)
-		return true
-	}
-	return off
 }
 
 // An appPage shows the secret of an authenticator app that is being set up.

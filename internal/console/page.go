@@ -42,7 +42,6 @@ type page struct {
 	Watch   string         // what the script watches: "queue", or the id of an action; empty means the count alone
 	Mark    string         // how what is watched stands, as [Server.events] would tell it
 	Passkey bool           // its script asks the browser for a passkey
-	KeysOff bool           // who is signed in has turned the console's keys off
 	Shell   bool           // its scripts are those of a terminal
 	Push    bool           // its script turns push messages on
 	Body    any
@@ -99,7 +98,6 @@ var pages = sync.OnceValue(func() map[string]*template.Template {
 // render answers with a page. It renders the whole page before it sends the
 // status: half a page with status 200 would hide the failure.
 func (s *Server) render(ctx context.Context, w http.ResponseWriter, status int, p page) error {
-	p.KeysOff = s.keysOff(ctx, p.Who)
 	var b bytes.Buffer
 	if err := pages()[p.Name].ExecuteTemplate(&b, "layout.html", p); err != nil {
 		return fmt.Errorf("render %s: %w", p.Name, err)
