@@ -36,6 +36,9 @@ import (
 	"postern/internal/store"
 )
 
+// Database is the object of entries about the database as a whole.
+const Database = "database"
+
 // Fields are the details of an entry. Empty values are left out.
 type Fields map[string]string
 

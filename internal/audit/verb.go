@@ -168,6 +168,7 @@ const (
 
 	ProjectCreate Verb = "project.create"
 
+	RecordBackup   Verb = "record.backup"
 	RecordSeal     Verb = "record.seal"
 	RecordBroken   Verb = "record.broken"
 	RecordRollback Verb = "record.rollback"
@@ -417,6 +418,7 @@ var verbs = map[Verb]verbRow{
 
 	ProjectCreate: {Info, "project created"},
 
+	RecordBackup:   {Info, "database copied"},
 	RecordSeal:     {Info, "rows sealed from here on"},
 	RecordBroken:   {Error, "the record does not verify"},
 	RecordRollback: {Error, "the database is older than the record that is kept beside it"},

@@ -36,29 +36,6 @@ type waitingRow struct {
 	Expires time.Time // zero: never
 }
 
-// A healthRow is one check of the server's health.
-type healthRow struct {
-	Tone string // good, warn, bad, or empty: not known
-	Text string
-	Hint string
-	Said string // beside it
-	Link string // what to do, or empty
-	Do   string // its text
-}
-
-// Symbol returns the symbol of the check.
-func (h healthRow) Symbol() string {
-	switch h.Tone {
-	case "good":
-		return "check"
-	case "warn":
-		return "warn"
-	case "bad":
-		return "x"
-	}
-	return "minus"
-}
-
 // A step is one of the first steps.
 type step struct {
 	Title, Text, Code string
@@ -143,6 +120,9 @@ func (s overviewHandlers) overview(w http.ResponseWriter, r *http.Request, who a
 		if v.Health, err = s.health(ctx, tx, who); err != nil {
 			return err
 		}
+		if v.Health, err = s.withBackup(ctx, tx, v.Health); err != nil {
+			return err
+		}
 		v.Steps, err = s.firstSteps(ctx, tx, r, who)
 		return err
 	})
@@ -153,6 +133,10 @@ func (s overviewHandlers) overview(w http.ResponseWriter, r *http.Request, who a
 		return err
 	}
 	v.Disk = s.diskState()
+	if v.Health, err = s.withDomains(ctx, who, v.Health); err != nil {
+		return err
+	}
+	v.Health = append(v.Health, diskHealth(v.Disk, v.Shown))
 	v.Empty = v.Waiting+v.Running+v.Paused+v.Left.Total == 0
 	return s.render(r.Context(), w, http.StatusOK, page{Name: "overview", Title: "Overview", Who: who, Here: "overview", Watch: "queue", Mark: mark, Refresh: 60, Body: v})
 }
@@ -311,63 +295,6 @@ func leftSince(ctx context.Context, tx *store.Tx, project string, since time.Tim
 		l.ByPerson += r.person
 	}
 	return l, nil
-}
-
-// health returns the checks of the server's health that a member of the project may see.
-func (s overviewHandlers) health(ctx context.Context, tx *store.Tx, who auth.Principal) (out []healthRow, err error) {
-	k, err := auditHandlers{s.Server}.kept(ctx, tx)
-	if err != nil {
-		return nil, err
-	}
-	switch {
-	case k.Failed != "" || k.Wait != "":
-		out = append(out, healthRow{"bad", "The record has a problem", or(k.Failed, k.Wait), "", "/console/audit", "Look"})
-	case k.Any:
-		out = append(out, healthRow{"good", "Record, checkpoint signed", "", ago(time.Since(k.Newest.At)), "", ""})
-	default:
-		out = append(out, healthRow{"", "No checkpoint is signed yet", "", "", "/console/audit", "Record"})
-	}
-	on, err := s.gate.SwitchesOf(ctx, tx, who.Project)
-	if err != nil {
-		return nil, err
-	}
-	if n := len(on); n > 0 {
-		out = append(out, healthRow{"warn", count(n, "kill switch is on", "kill switches are on"), on[0].String(), "", "/console/switches", "Switches"})
-	}
-	recent := func(verb audit.Verb) (at time.Time, err error) {
-		e, err := audit.List(ctx, tx, audit.Query{Project: who.Project, Verb: string(verb), Limit: 1, After: max(k.Size-50_000, 0)})
-		if err != nil || len(e) == 0 {
-			return at, err
-		}
-		return e[0].At, nil
-	}
-	for _, c := range []struct {
-		verb, bad  audit.Verb
-		well, none string
-		failed     string
-	}{
-		{audit.ActionDone, audit.ActionFailed, "Mail and actions are carried out", "Nothing was carried out yet", "The last action failed"},
-		{audit.MessageReceive, audit.MessageQuarantine, "Mail arrives", "No mail has arrived yet", ""},
-		{audit.SandboxRunning, audit.SandboxFailed, "Sandboxes start", "No sandbox was started yet", "The last sandbox did not start"},
-	} {
-		good, err := recent(c.verb)
-		if err != nil {
-			return nil, err
-		}
-		bad, err := recent(c.bad)
-		if err != nil {
-			return nil, err
-		}
-		switch {
-		case c.failed != "" && bad.After(good):
-			out = append(out, healthRow{"warn", c.failed, "", ago(time.Since(bad)), "/console/audit?verb=" + string(c.bad), "Look"})
-		case good.IsZero():
-			out = append(out, healthRow{"", c.none, "", "", "", ""})
-		default:
-			out = append(out, healthRow{"good", c.well, "", ago(time.Since(good)), "", ""})
-		}
-	}
-	return out, nil
 }
 
 // firstSteps returns the first steps, each ticked when it really happened.

@@ -12,6 +12,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/console"
+	"postern/internal/domain"
 	"postern/internal/oversight"
 	"postern/internal/sandbox"
 	"postern/internal/store"
@@ -99,6 +100,36 @@ func TestOverviewSaysHowThingsStand(t *testing.T) {
 		t.Fatal(err)
 	}
 	contains(t, "overview", f.get("/console/").body, "1 kill switch is on", "to look at")
+}
+
+// TestOverviewSaysWhatIsUnhealthy: the age of backups, and the project's domains, each with
+// what is wrong and a way to it. Another project's are not its business.
+func TestOverviewSaysWhatIsUnhealthy(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	f.propose(draft())
+	contains(t, "overview", f.get("/console/").body, "No backup was made yet", `href="/console/disk"`)
+	f.update(func(tx *store.Tx) error {
+		return audit.Append(t.Context(), tx, auth.Principal{Kind: auth.Person, ID: "local", Project: f.project.Project}, audit.RecordBackup, audit.Database, audit.Fields{"bytes": "4096"})
+	})
+	contains(t, "overview", f.get("/console/").body, "Backup of the database", "just now")
+	d, err := f.domains.Add(t.Context(), f.person, "shop.example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	contains(t, "overview", f.get("/console/").body, "shop.example is not proved yet", "/console/domains/"+d.ID)
+	for state, want := range map[domain.State]string{domain.StateDegraded: "shop.example needs its records", domain.StateLost: "shop.example is lost and sends nothing", domain.StateVerified: "1 domain is well"} {
+		f.exec(`update mail_domain set state = $1`, state)
+		contains(t, string(state), f.get("/console/").body, want)
+	}
+	if _, err := f.domains.Check(t.Context(), f.person, d.ID); err != nil {
+		t.Fatal(err)
+	}
+	contains(t, "checked", f.get("/console/").body, "MX missing", "SPF missing")
+	f.stranger()
+	if page := f.get("/console/").body; strings.Contains(page, "shop.example") {
+		t.Error("the overview names a domain of another project")
+	}
 }
 
 // TestOverviewOfThousands: the page stays small and quick.

@@ -183,6 +183,7 @@ var sayings = map[audit.Verb]saying{
 	audit.PolicyChange:  {"policy", "A new policy is in force[, approved by {as:decider}][, version {b:version}][, written by {as:author}].", "rules", "accent"},
 	audit.ProjectCreate: {"home", "{who} made the project[ {b:name}].", "", ""},
 
+	audit.RecordBackup:   {"save", "{who} made a backup of the database[, {size:bytes}].", "", ""},
 	audit.RecordSeal:     {"chain", "{who} seals rows from here on.", "", ""},
 	audit.RecordBroken:   {"chain", "The record does not verify[: {q:why}].", "broken", "bad"},
 	audit.RecordRollback: {"chain", "The database is older than the record that is kept beside it.", "broken", "bad"},
