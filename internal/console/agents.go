@@ -22,7 +22,9 @@ func (s agentHandlers) routes() []route {
 	return []route{
 		{"GET", "/console/agents", views, s.agents},
 		{"GET", "/console/agents/{id}", views, s.agentDay},
+		{"GET", "/console/agents/{id}/save", views, s.saveAgentDay},
 		{"GET", "/console/sandboxes/{id}/day", views, s.sandboxDay},
+		{"GET", "/console/sandboxes/{id}/day/save", views, s.saveSandboxDay},
 	}
 }
 

@@ -88,6 +88,18 @@ func (f dayFilter) query() string {
 	return "?" + q.Encode()
 }
 
+// pick returns the events that the filter selects.
+func (f dayFilter) pick(events []dayEvent) (found []dayEvent) {
+	words := strings.Fields(strings.ToLower(f.Words))
+	for i := range events {
+		e := &events[i]
+		if (len(f.Topics) == 0 || slices.Contains(f.Topics, e.Topic)) && (!f.Only || e.layer() >= 2) && e.matches(words) {
+			found = append(found, *e)
+		}
+	}
+	return found
+}
+
 // A topicCount is how many events of a day have a topic.
 type topicCount struct {
 	topic
@@ -119,50 +131,67 @@ type dayPage struct {
 
 	Before, After string // the days beside it; After is empty today
 	Earlier, Late string // pages of the day
+	Save          string // address of all that the filter selects, as a file
+}
+
+// subjectOf reads what the path is about.
+func subjectOf(r *http.Request, inbox bool) (subject, error) {
+	sub := subject{ID: r.PathValue("id"), Inbox: inbox}
+	if !inbox && !sandboxID().MatchString(sub.ID) {
+		return sub, fmt.Errorf("sandbox %q: %w", sub.ID, sandbox.ErrNotFound)
+	}
+	return sub, nil
 }
 
 func (s agentHandlers) agentDay(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	return s.showDay(w, r, who, subject{ID: r.PathValue("id"), Inbox: true})
+	return s.showDay(w, r, who, true)
 }
 
 func (s agentHandlers) sandboxDay(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
-	id := r.PathValue("id")
-	if !sandboxID().MatchString(id) {
-		return fmt.Errorf("sandbox %q: %w", id, sandbox.ErrNotFound)
-	}
-	return s.showDay(w, r, who, subject{ID: id})
+	return s.showDay(w, r, who, false)
 }
 
-// showDay shows a timeline. What is of another project is not found.
-func (s agentHandlers) showDay(w http.ResponseWriter, r *http.Request, who auth.Principal, sub subject) error {
+// timeline reads the day that an address names. What is of another project is not found. It
+// returns all events, the newest first, and the page without them.
+func (s agentHandlers) timeline(r *http.Request, who auth.Principal, inbox bool) (v dayPage, events []dayEvent, err error) {
 	now := time.Now()
-	f, err := dayFilterOf(r, now)
-	if err != nil {
-		return err
+	if v.Subject, err = subjectOf(r, inbox); err != nil {
+		return v, nil, err
 	}
-	v := dayPage{Subject: sub, Filter: f, Today: f.Day.Equal(now.UTC().Truncate(24 * time.Hour))}
+	if v.Filter, err = dayFilterOf(r, now); err != nil {
+		return v, nil, err
+	}
+	v.Today = v.Filter.Day.Equal(now.UTC().Truncate(24 * time.Hour))
 	events, boxes, err := s.recorded(r.Context(), who, &v)
 	if err != nil {
-		return err
+		return v, nil, err
 	}
-	more, err := s.commands(r.Context(), who, boxes, f.Day, &v)
+	more, err := s.commands(r.Context(), who, boxes, v.Filter.Day, &v)
 	if err != nil {
-		return err
+		return v, nil, err
 	}
 	events = append(events, more...)
 	slices.SortStableFunc(events, func(a, b dayEvent) int {
 		return cmp.Or(b.At.Compare(a.At), cmp.Compare(b.Seq, a.Seq))
 	})
-	v.arrange(events, now)
-	known, err := s.look(r.Context(), who.Project, []string{sub.Principal()})
+	return v, events, nil
+}
+
+func (s agentHandlers) showDay(w http.ResponseWriter, r *http.Request, who auth.Principal, inbox bool) error {
+	v, events, err := s.timeline(r, who, inbox)
+	if err != nil {
+		return err
+	}
+	v.arrange(events, time.Now())
+	known, err := s.look(r.Context(), who.Project, []string{v.Subject.Principal()})
 	if err != nil {
 		return err
 	}
 	here := "sandboxes"
-	if sub.Inbox {
+	if inbox {
 		here = "agents"
 	}
-	title := known.of(sub.Principal()).Text + ", " + f.Day.Format("2 January 2006")
+	title := known.of(v.Subject.Principal()).Text + ", " + v.Filter.Day.Format("2 January 2006")
 	return s.render(r.Context(), w, http.StatusOK, page{Name: "day", Title: title, Who: who, Here: here, Body: v})
 }
 
@@ -170,16 +199,13 @@ func (s agentHandlers) showDay(w http.ResponseWriter, r *http.Request, who auth.
 // the page.
 func (v *dayPage) arrange(events []dayEvent, now time.Time) {
 	f := v.Filter
-	counts, words := map[string]int{}, strings.Fields(strings.ToLower(f.Words))
+	counts := map[string]int{}
 	v.Total = len(events)
 	v.Strip = newStrip(events, f.Day)
-	var found []dayEvent
-	for _, e := range events {
-		counts[e.Topic]++
-		if (len(f.Topics) == 0 || slices.Contains(f.Topics, e.Topic)) && (!f.Only || e.layer() >= 2) && e.matches(words) {
-			found = append(found, e)
-		}
+	for i := range events {
+		counts[events[i].Topic]++
 	}
+	found := f.pick(events)
 	for _, t := range topics {
 		if on := slices.Contains(f.Topics, t.ID); counts[t.ID] > 0 || on {
 			v.Topics = append(v.Topics, topicCount{t, counts[t.ID], on})
@@ -201,7 +227,9 @@ func (v *dayPage) arrange(events []dayEvent, now time.Time) {
 		v.Late = at(g)
 	}
 	g := f
-	g.Page, g.Day = 1, f.Day.AddDate(0, 0, -1)
+	g.Page = 1
+	v.Save = v.Subject.Path() + "/save" + g.query()
+	g.Day = f.Day.AddDate(0, 0, -1)
 	v.Before = at(g)
 	if g.Day = f.Day.AddDate(0, 0, 1); g.Day.Before(now) {
 		v.After = at(g)

