@@ -71,6 +71,8 @@ func (f *fixture) crowd() {
 	f.requested(policy.KindRequest, order())
 	f.requested(policy.KindTool, order())
 	f.settings()
+	g := &fakeGuest{files: map[string]string{"/home/user/plain.txt": strings.Repeat("one\u202etwo <script>alert(1)</script> ", 20) + "\n"}}
+	f.guest = g.handler()
 	f.work()
 }
 
@@ -105,7 +107,8 @@ func (f *fixture) settings() {
 	if err := f.gate.Decide(t.Context(), f.person, oversight.Decision{ID: a.ID, Version: a.Version, Digest: a.Hex(), Approve: true}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.permits.Propose(t.Context(), auth.Principal{Kind: auth.Sandbox, ID: "i2", Project: f.person.Project, Template: "base"}, "proposal", permit.Proposal{Hosts: []string{"b.example.com"}, Why: strange, For: permit.Duration(permit.DefaultFor), Scope: permit.ForProject}); err != nil {
+	f.narrows, err = f.permits.Propose(t.Context(), auth.Principal{Kind: auth.Sandbox, ID: "i2", Project: f.person.Project, Template: "base"}, "proposal", permit.Proposal{Hosts: []string{"b.example.com"}, Why: strange, For: permit.Duration(permit.DefaultFor), Scope: permit.ForProject})
+	if err != nil {
 		t.Fatal(err)
 	}
 	f.drain()
@@ -135,13 +138,17 @@ func (f *fixture) work() {
 var noPage = []string{
 	"/console/actions/{id}/text", "/console/actions/{id}/raw", "/console/actions/{id}/frame", "/console/events", "/console/audit/checkpoint",
 	"/console/audit/{id}/proof", "/console/runs/{id}/statement", "/console/runs/{id}/artifacts/{n}",
-	"/console/connect",           // an app leads there; TestConnect
-	"/console/mailboxes/gmail",   // needs a server that knows Google; TestBrowserGmail
-	"/console/policy/draft",      // visited as its own address below
-	"/console/batch",             // of chosen actions
-	"/console/account/app",       // a form leads there
-	"/console/recover",           // visited as its own address below
-	"/console/actions/{id}/edit", // offered for mail that waits
+	"/console/agents/{id}/save", "/console/sandboxes/{id}/day/save", // files; TestSaveTheDay
+	"/console/connect",                          // an app leads there; TestConnect
+	"/console/mailboxes/gmail",                  // needs a server that knows Google; TestBrowserGmail
+	"/console/policy/draft",                     // visited as its own address below
+	"/console/batch",                            // of chosen actions
+	"/console/account/app",                      // a form leads there
+	"/console/recover",                          // visited as its own address below
+	"/console/actions/{id}/edit",                // offered for mail that waits
+	"/console/sandboxes/{id}/picture",           // an image in the page of a file; TestInsideOfASandbox
+	"/console/sandboxes/{id}/socket",            // a terminal's WebSocket; TestTerminal
+	"/console/sandboxes/{id}/recordings/{name}", // a download; TestTerminal
 }
 
 // TestBrowserAccess walks through the console as a person without JavaScript does, from
@@ -173,7 +180,7 @@ func TestBrowserAccess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "node", script, f.url, f.url+"/console/setup?token="+empty.Reveal(), out, "ann", password)
+	cmd := exec.CommandContext(t.Context(), "node", script, f.url, f.url+"/console/setup?token="+empty.Reveal(), out, "ann", password, "/console/actions/"+f.narrows.ID)
 	said, err := cmd.CombinedOutput()
 	t.Logf("%s", said)
 	if err != nil {

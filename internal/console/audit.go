@@ -247,7 +247,7 @@ func (s auditHandlers) verify(w http.ResponseWriter, r *http.Request, who auth.P
 	if n := len(report.Kept); n > 0 {
 		v.Covered = max(v.Covered, report.Kept[n-1].Size)
 	}
-	return s.render(r.Context(), w, http.StatusOK, page{Name: "verify", Title: "Audit log verified", Who: who, Here: "audit", Body: v})
+	return s.render(r.Context(), w, http.StatusOK, page{Name: "verify", Title: "Record verified", Who: who, Here: "audit", Body: v})
 }
 
 // recordKeys are the public keys of checkpoints.

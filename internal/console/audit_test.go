@@ -111,7 +111,7 @@ func TestSavedCheckpointRevealsRewrite(t *testing.T) {
 		}
 	}
 	browser := strings.ReplaceAll(kept.body, "\n", "\r\n") // as a form sends it
-	contains(t, "with it", f.submit("/console/audit/verify", url.Values{"checkpoint": {browser}}).body, "The audit log is intact", "unchanged since the checkpoint that you saved", "newer than your saved head or checkpoint")
+	contains(t, "with it", f.submit("/console/audit/verify", url.Values{"checkpoint": {browser}}).body, "The record is intact", "unchanged since the checkpoint that you saved", "newer than your saved head or checkpoint")
 	for name, forged := range map[string]string{"nonsense": "x", "another size": strings.Replace(browser, "\r\n"+strconv.FormatInt(made.Size, 10), "\r\n1", 1)} {
 		if got := f.submit("/console/audit/verify", url.Values{"checkpoint": {forged}}); got.status != http.StatusBadRequest {
 			t.Errorf("%s: %d, want 400", name, got.status)
@@ -125,8 +125,8 @@ func TestSavedCheckpointRevealsRewrite(t *testing.T) {
 	if err := audit.Fill(t.Context(), f.db, nil); err != nil {
 		t.Fatal(err)
 	}
-	contains(t, "cut", f.submit("/console/audit/verify", url.Values{}).body, "The audit log is intact")
-	contains(t, "cut, with it", f.submit("/console/audit/verify", url.Values{"checkpoint": {browser}}).body, "audit log was modified", "entry 3")
+	contains(t, "cut", f.submit("/console/audit/verify", url.Values{}).body, "The record is intact")
+	contains(t, "cut, with it", f.submit("/console/audit/verify", url.Values{"checkpoint": {browser}}).body, "The record was changed", "entry 3")
 	if _, err := f.record.Make(t.Context()); err == nil {
 		t.Error("the server signs a record that was cut")
 	}

@@ -766,16 +766,16 @@ func TestRecord(t *testing.T) {
 		t.Errorf("GET verify: %d, want 405", got.status)
 	}
 	ok := f.submit("/console/audit/verify", url.Values{})
-	contains(t, "verify", ok.body, "The audit log is intact", `id="head"`)
+	contains(t, "verify", ok.body, "The record is intact", `id="head"`)
 	_, head, _ := strings.Cut(ok.body, `id="head">`)
 	head, _, _ = strings.Cut(head, "<")
 	contains(t, "verify with a head", f.submit("/console/audit/verify", url.Values{"known": {head}}).body, "contains the head you entered")
-	contains(t, "another head", f.submit("/console/audit/verify", url.Values{"known": {"3:" + strings.Repeat("ab", 32)}}).body, "audit log was modified", "entry 3")
+	contains(t, "another head", f.submit("/console/audit/verify", url.Values{"known": {"3:" + strings.Repeat("ab", 32)}}).body, "The record was changed", "entry 3")
 	if got := f.submit("/console/audit/verify", url.Values{"known": {"nonsense"}}); got.status != http.StatusBadRequest {
 		t.Errorf("a bad head: %d, want 400", got.status)
 	}
 	f.exec(`update audit_entry set detail = '{}' where seq = 7`)
-	contains(t, "broken", f.submit("/console/audit/verify", url.Values{}).body, "audit log was modified", "entry 7")
+	contains(t, "broken", f.submit("/console/audit/verify", url.Values{}).body, "The record was changed", "entry 7")
 }
 
 func TestInboxes(t *testing.T) {

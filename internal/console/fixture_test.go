@@ -183,6 +183,7 @@ type fixture struct {
 	link                   auth.Secret // set-up token
 	client                 *http.Client
 	permits                *permit.Register
+	narrows                oversight.Action // a proposal that waits and can be narrowed; only after settings
 	runs                   *ledger
 	commands               logs
 	mailboxes              *connector.Connections

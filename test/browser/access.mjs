@@ -1,9 +1,9 @@
 // Walks through the console from link to link and checks each page:
 //
-//   node access.mjs BASE_URL SETUP_LINK OUT_DIR NAME PASSWORD
+//   node access.mjs BASE_URL SETUP_LINK OUT_DIR NAME PASSWORD PATH
 //
 // NAME and PASSWORD sign in to a project that is full; SETUP_LINK makes the account of
-// one that is empty. It writes the paths that it reached to OUT_DIR/reached.json.
+// one that is empty. PATH is an action of a kind that a walk among thousands would miss. It writes the paths that it reached to OUT_DIR/reached.json.
 //
 // With POSTERN_TEST_ACCESS=all it follows every link, which takes minutes ("make access").
 // Otherwise it checks the pages that people use most.
@@ -11,7 +11,7 @@ import { base, check, complaints, fill, finish, foreign, link, open, out, passwo
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 
-const [full, secret] = rest
+const [full, secret, rare] = rest
 const all = process.env.POSTERN_TEST_ACCESS === 'all'
 const main = ['/console/', '/console/review', '/console/agents', '/console/sandboxes', '/console/runs', '/console/inboxes', '/console/audit', '/console/policy', '/console/switches', '/console/keys', '/console/account']
 
@@ -28,7 +28,7 @@ async function run() {
   const also = ['/console/policy/draft', '/console/recover', '/console/nothing', '/console/actions/act_nothing', '/console/stepup']
   await page.goto(new URL('/console/review', base).href)
   const action = await page.locator('a.row').first().getAttribute('href')
-  const reached = all ? await walk(state, ['/console/', ...also]) : [...main, action]
+  const reached = all ? await walk(state, ['/console/', rare, ...also]) : [...main, action]
   await sound('a full project', reached, state)
   writeFileSync(join(out, 'reached.json'), JSON.stringify(reached.map((p) => p.split(/[?#]/)[0])))
 

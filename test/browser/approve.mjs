@@ -95,7 +95,7 @@ async function run() {
   await page.locator('.flash a').click()
   await page.waitForURL((u) => u.pathname === path)
 
-  const now = () => page.locator('.standing [data-state]').getAttribute('data-state').catch(() => 'approved') // the page was looking again just now
+  const now = () => page.locator('#standing [data-state]').getAttribute('data-state').catch(() => 'approved') // the page was looking again just now
   let got = await now()
   for (let i = 0; i < 240 && ['approved', 'executing'].includes(got); i++) {
     await page.waitForTimeout(500)
@@ -115,7 +115,7 @@ async function run() {
     ['done', path], ['decided', '/console/decided'], ...sandboxes, ['inboxes', '/console/inboxes'], ['audit', '/console/audit'],
     ['verified', '/console/audit', async (p) => {
       await p.locator('button[form=verify-form]').click()
-      await p.getByRole('heading', { name: 'The audit log is intact' }).waitFor()
+      await p.getByRole('heading', { name: 'The record is intact' }).waitFor()
     }],
     ['not-found', '/console/nothing'], ['link-used', link],
   ], state)

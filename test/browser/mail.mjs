@@ -16,7 +16,7 @@ const publish = rest[0]
 // records reads the DNS records to publish from a domain's page, as a person copies them.
 async function records(page) {
   const out = []
-  for (const card of await page.locator('article.record-card').all()) {
+  for (const card of await page.locator('article.card').all()) {
     const [name, value] = await card.locator('code.copy').allInnerTexts()
     const type = (await card.locator('dd').first().innerText()).split(',')[0]
     const optional = await card.getByText('optional', { exact: true }).count() > 0
@@ -25,7 +25,7 @@ async function records(page) {
   return out
 }
 
-const result = (page, title) => page.locator('article.record-card', { hasText: title }).locator('.top .tag').first().innerText()
+const result = (page, title) => page.locator('article.card', { hasText: title }).locator('.top .tag').first().innerText()
 
 async function run() {
   const context = await open()

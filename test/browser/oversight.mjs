@@ -21,7 +21,7 @@ const usual = { reason: 'no rule allows it: a person decides' }
 const at = (path) => new URL(path, base).href
 const action = (a) => at(`/console/actions/${a.id}`)
 const text = (page) => page.locator('main').innerText()
-const state = (page) => page.locator('.standing [data-state]').getAttribute('data-state')
+const state = (page) => page.locator('#standing [data-state]').getAttribute('data-state')
 
 // eventually waits for a condition, long enough for a busy machine.
 async function eventually(what, ask) {
@@ -63,7 +63,7 @@ async function decisions(context) {
   await page.locator('#text').fill('Dear Bob,\n\nhere is last week.\n\nnorth 151\nsouth 98\n')
   await page.locator('#bcc').fill('')
   await page.getByRole('button', { name: /Save as new version/ }).click()
-  const changes = page.locator('.changes .diff')
+  const changes = page.locator('[aria-labelledby=s-changes] .diff')
   check('an edited action shows deletions and insertions', (await changes.locator('del').allInnerTexts()).join('|').includes('eve@hidden.example') && (await changes.locator('ins').allInnerTexts()).join('|').includes('north 151'))
 
   // The agent revises the action after the reviewer has opened it.
