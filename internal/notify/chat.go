@@ -282,20 +282,25 @@ func (n *Notifier) handlePress(ctx context.Context, q *models.CallbackQuery) (st
 	case a.StepUp:
 		return saidStepUp, nil
 	}
-	said, err := n.decide(ctx, who, Telegram, oversight.Decision{ID: a.ID, Version: p.version, Digest: a.Hex(), Approve: true})
+	said, err := n.decide(ctx, who, Telegram, "", oversight.Decision{ID: a.ID, Version: p.version, Digest: a.Hex(), Approve: true})
 	if said == "" && err == nil {
 		return n.afterApproval(ctx, a, "Approved."), nil
 	}
 	return said, err
 }
 
-// decide decides as who. If that is refused it returns the text that says why.
-func (n *Notifier) decide(ctx context.Context, who person, c Channel, d oversight.Decision) (string, error) {
+// decide decides as who, who pressed in a room or, where that is empty, in a chat of their
+// own. If that is refused it returns the text that says why.
+func (n *Notifier) decide(ctx context.Context, who person, c Channel, room string, d oversight.Decision) (string, error) {
 	err := n.gate.Decide(ctx, who.Principal, d)
 	switch {
 	case err == nil:
 		return "", n.db.Update(ctx, func(tx *store.Tx) error {
-			return audit.Append(ctx, tx, who.Principal, audit.NotifyDecided, d.ID, audit.Fields{"channel": string(c), "digest": d.Digest, "version": strconv.FormatInt(d.Version, 10)})
+			f := audit.Fields{"channel": string(c), "digest": d.Digest, "version": strconv.FormatInt(d.Version, 10)}
+			if room != "" { // whose maker could have signed the press
+				f["room"] = room
+			}
+			return audit.Append(ctx, tx, who.Principal, audit.NotifyDecided, d.ID, f)
 		})
 	case errors.Is(err, oversight.ErrStepUp):
 		return saidStepUp, nil
@@ -303,8 +308,10 @@ func (n *Notifier) decide(ctx context.Context, who person, c Channel, d oversigh
 		return "A kill switch stops this.", nil
 	case errors.Is(err, oversight.ErrLate):
 		return "The time that it was scheduled for has passed. Review it in the console.", nil
-	case errors.Is(err, oversight.ErrStale):
+	case errors.Is(err, oversight.ErrStale), errors.Is(err, oversight.ErrTampered):
 		return saidStale, nil
+	case errors.Is(err, oversight.ErrUnseen):
+		return saidUnseen, nil
 	case errors.Is(err, oversight.ErrReason):
 		return "The reason must have 1 to 1000 characters. Reply to my question once more.", nil
 	case errors.Is(err, oversight.ErrNotCounted):
@@ -410,7 +417,7 @@ func (n *Notifier) rejectWithReason(ctx context.Context, m *models.Message, text
 		return n.sendText(ctx, m.Chat.ID, saidPolicy)
 	}
 	d.Reason = strings.ReplaceAll(strings.ToValidUTF8(text, "\ufffd"), "\x00", "")
-	said, err := n.decide(ctx, who, Telegram, d)
+	said, err := n.decide(ctx, who, Telegram, "", d)
 	if err != nil {
 		return err
 	}

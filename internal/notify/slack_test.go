@@ -352,6 +352,53 @@ func TestOwnerSignsForOthers(t *testing.T) {
 	}
 }
 
+// TestFormerOwnerSignsForOthers is an owner who set the room up and lost the role or the
+// account: they still know the secret with which Slack signs, and sign a colleague's press.
+func TestFormerOwnerSignsForOthers(t *testing.T) {
+	for _, tt := range []struct{ name, then string }{
+		{"a viewer now", `update person set role = 'viewer' where id = 'per_ann'`},
+		{"a reviewer now", `update person set role = 'reviewer' where id = 'per_ann'`},
+		{"disabled", `update person set disabled_at = 1 where id = 'per_ann'`},
+		{"removed", `delete from person where id = 'per_ann'`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			storetest.Each(t, func(t *testing.T, db *store.DB) {
+				f := setup(t, db, func(conf *notify.Config) { conf.From, conf.TelegramToken = "", "" })
+				room := f.slackRoomOf(false)
+				a := f.propose("Dear Bob, hello.")
+				f.step()
+				m := f.slack.posted()[0]
+				f.linkSlack(room, "bob", auth.Reviewer, "UBOB", m)
+				f.exec(tt.then)
+				f.click(room, "UBOB", m, "approve", nil)
+				f.wantTold("could press for others")
+				if got := f.action(a.ID); got.State != oversight.Pending || got.Approvals != 0 {
+					t.Errorf("%s, %d approvals", got.State, got.Approvals)
+				}
+			})
+		})
+	}
+}
+
+// TestOwnerSignsForOwnWords is an owner who proposes something, and signs a colleague's
+// press with the secret of the room that they set up.
+func TestOwnerSignsForOwnWords(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, func(conf *notify.Config) { conf.From, conf.TelegramToken = "", "" })
+		room := f.slackRoomOf(false)
+		f.agent = f.who("ann", auth.Owner)
+		a := f.propose("Dear Bob, hello.")
+		f.step()
+		m := f.slack.posted()[0]
+		f.linkSlack(room, "bob", auth.Reviewer, "UBOB", m)
+		f.click(room, "UBOB", m, "approve", nil)
+		f.wantTold("could press for others")
+		if got := f.action(a.ID); got.State != oversight.Pending || got.Approvals != 0 {
+			t.Errorf("%s, %d approvals", got.State, got.Approvals)
+		}
+	})
+}
+
 // TestForgedSlackLink is who can write the database and links an account of theirs.
 func TestForgedSlackLink(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {

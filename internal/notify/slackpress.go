@@ -205,10 +205,13 @@ func (n *Notifier) slackPressed(ctx context.Context, room Room, q slackPress) (s
 	if !ok || q.Channel.ID != room.Channel || q.Container.MessageTS == "" {
 		return saidUnknown, nil
 	}
-	var who person
+	var who, maker person
 	var whole int
 	linked := true
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
+		if maker, err = roomMaker(ctx, tx, room); err != nil {
+			return err
+		}
 		who, err = slackPerson(ctx, tx, room.Project, q.User.TeamID, q.User.ID)
 		if linked = !errors.Is(err, store.ErrNotFound); err != nil {
 			return err
@@ -241,7 +244,7 @@ func (n *Notifier) slackPressed(ctx context.Context, room Room, q slackPress) (s
 		return "Nothing was changed: policy asks others to decide on this.", nil
 	case a.StepUp:
 		return saidStepUp, nil
-	case !room.trusted(a):
+	case !room.trusted(maker, a):
 		return saidAlone, nil
 	}
 	if may, err := n.mayDecide(ctx, a); err != nil || !may {
@@ -254,7 +257,7 @@ func (n *Notifier) slackPressed(ctx context.Context, room Room, q slackPress) (s
 			return "Nothing was changed: write a reason into the field above the buttons, then press Reject. The agent reads it.", nil
 		}
 	}
-	said, err := n.decide(ctx, who, Slack, d)
+	said, err := n.decide(ctx, who, Slack, room.ID, d)
 	if said != "" || err != nil {
 		return said, err
 	}
@@ -264,18 +267,33 @@ func (n *Notifier) slackPressed(ctx context.Context, room Room, q slackPress) (s
 	return "Rejected. The agent will read your reason.", nil
 }
 
-const saidAlone = "Nothing was changed. More than one person, or particular people, must decide on this, and whoever set this channel up could press for others. Decide in the console."
+const saidAlone = "Nothing was changed. Whoever set this channel up could press for others, and could not decide on this alone: it needs more than one person, or particular people, or they wrote it, or they are no owner any more. Decide in the console."
+
+// roomMaker returns who set a room up, as they are now. It is zero for the operator at the
+// machine, and for somebody who has no account any more.
+func roomMaker(ctx context.Context, tx *store.Tx, r Room) (person, error) {
+	name, ok := strings.CutPrefix(r.CreatedBy, string(auth.Person)+":")
+	if !ok || auth.Nameless(r.CreatedBy) {
+		return person{}, nil
+	}
+	p, err := named(ctx, tx, r.Project, name)
+	if errors.Is(err, store.ErrNotFound) {
+		return person{}, nil
+	}
+	return p, err
+}
 
 // trusted reports whether presses in r may decide on a. Who set the room up knows the
 // secret with which Slack signs. The attack: with it an owner signs a colleague's press
-// and approves as two people, or as one whom policy names. So a press counts only where
-// that owner alone could decide. The operator at the machine could do all that anyway.
-func (r *Room) trusted(a oversight.Action) bool {
+// and approves as two people, as one whom policy names, or what they wrote themselves; or
+// they go on after they lost the role or the account. So a press counts only where maker,
+// who set it up, could decide alone now. The operator at the machine could do all that
+// anyway.
+func (r *Room) trusted(maker person, a oversight.Action) bool {
 	if auth.Nameless(r.CreatedBy) {
 		return true
 	}
-	name, ok := strings.CutPrefix(r.CreatedBy, string(auth.Person)+":")
-	return ok && a.Approvers <= 1 && a.Asks(auth.Principal{Kind: auth.Person, ID: name, Project: r.Project, Role: auth.Owner})
+	return maker.id != "" && maker.Manages() && a.Approvers <= 1 && a.Asks(maker.Principal) && a.Bars(maker.Principal) == ""
 }
 
 // slackCode makes a code for an account in Slack that is not linked. Slack shows it
