@@ -212,12 +212,12 @@ func (s attachmentHandlers) view(w http.ResponseWriter, r *http.Request, who aut
 		if p.Last() < p.Sheet.Total {
 			p.After = at(first + rowsPerPage)
 		}
-	case preview.Text, preview.Page:
+	case preview.Text, preview.Page, preview.Calendar:
 		p.Text = preview.Plain(data)
 		if len(p.Text) > maxWholeText {
 			p.Cut, p.Text = true, strings.ToValidUTF8(p.Text[:maxWholeText], "")
 		}
-	case preview.Nothing, preview.Picture, preview.Calendar, preview.PDF, preview.Message, preview.Archive:
+	case preview.Nothing, preview.Picture, preview.PDF, preview.Message, preview.Archive:
 		p.Text = p.Preview.Text
 	}
 	return s.render(r.Context(), w, http.StatusOK, page{Name: "file", Title: or(f.Name, "File"), Who: who, Here: "queue", Body: &p})

@@ -2,6 +2,7 @@ package preview
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -67,6 +68,9 @@ func (f *File) calendar(text string) {
 		f.text(text)
 		return
 	}
+	// The attack: words in a property, a parameter or a time zone that nothing above shows,
+	// while the line below says that the file is shown in full. So its text is shown as well.
+	f.text(text)
 	f.Form, f.Events = Calendar, r.dates
 	f.Events.Means = methodMeans(r.dates.Method)
 	f.Facts = plural(r.events, "entry", "entries")
@@ -74,7 +78,11 @@ func (f *File) calendar(text string) {
 		f.missing("entries 1 to %d of %d", len(r.dates.Events), r.events)
 	}
 	if r.left > 0 {
-		f.missing("%s of it are not shown here", plural(r.left, "line", "lines"))
+		f.note("%s of it are shown in its text alone", plural(r.left, "line", "lines"))
+	}
+	for _, name := range r.twice {
+		// The attack: a reviewer reads the last title, and the recipient's calendar the first.
+		f.note("an entry has %s more than once, and calendars differ in which they take", name)
 	}
 	for _, e := range r.dates.Events {
 		if e.Others > 0 {
@@ -108,6 +116,7 @@ type calendarReader struct {
 	open   []string // components around the line, the innermost last
 	events int      // entries in all
 	left   int      // lines of entries that are not shown
+	twice  []string // properties of an entry that differ from one before
 	alarm  string   // action of the alarm around the line
 }
 
@@ -276,22 +285,23 @@ func (r *calendarReader) line(p property) {
 	text := unescapeText(p.value)
 	switch p.name {
 	case "SUMMARY":
-		e.Summary = text
+		r.put(p.name, &e.Summary, text)
 	case "LOCATION":
-		e.Where = text
+		r.put(p.name, &e.Where, text)
 	case "DESCRIPTION", "COMMENT":
 		e.Description = strings.TrimSpace(e.Description + "\n" + text)
 	case "STATUS":
-		e.Status = strings.ToLower(text)
+		r.put(p.name, &e.Status, strings.ToLower(text))
 	case "DTSTART":
-		e.Start = moment(p)
+		r.put(p.name, &e.Start, moment(p))
 	case "DTEND", "DUE":
-		e.End = moment(p)
+		r.put(p.name, &e.End, moment(p))
 	case "DURATION":
-		e.End = "after " + p.value
+		r.put(p.name, &e.End, "after "+p.value)
 	case "RRULE", "RDATE":
 		e.Every = strings.TrimSpace(e.Every + " " + p.value)
 	case "ORGANIZER":
+		r.put(p.name, &e.Organizer.Address, person(p).Address)
 		e.Organizer = person(p)
 	case "ATTENDEE":
 		e.attend(person(p))
@@ -307,6 +317,14 @@ func (r *calendarReader) line(p property) {
 	default:
 		r.left++
 	}
+}
+
+// put sets what an entry has once, and notes where it had another value before.
+func (r *calendarReader) put(name string, to *string, value string) {
+	if *to != "" && *to != value && !slices.Contains(r.twice, name) {
+		r.twice = append(r.twice, name)
+	}
+	*to = value
 }
 
 func (e *Event) attend(a Attendee) {

@@ -44,6 +44,12 @@ func exif(data []byte) []byte {
 				return body
 			}
 		}
+	case isWebP(data):
+		for kind, body := range webpChunks(data) {
+			if kind == "EXIF" {
+				return bytes.TrimPrefix(body, []byte("Exif\x00\x00"))
+			}
+		}
 	}
 	return nil
 }

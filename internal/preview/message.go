@@ -23,6 +23,8 @@ func (f *File) message(data []byte) {
 	}
 	f.Form = Message
 	f.Mail = Letter{From: addresses(m.From), To: addresses(m.To), Cc: addresses(m.Cc), Subject: m.Subject, Date: m.Date}
+	// The attack: words in a field that nothing here shows, such as X-Note or Reply-To.
+	f.missing("the other fields of its header are not shown")
 	text := m.Text
 	if strings.TrimSpace(text) == "" && m.HTML != "" {
 		text = mail.HTMLText(m.HTML)
@@ -43,14 +45,20 @@ func (f *File) message(data []byte) {
 		f.missing("%s in it, not shown", plural(n, "file", "files"))
 	}
 	f.Facts = "a mail"
+	if max(len(m.From), len(m.To), len(m.Cc)) > maxAddresses {
+		f.missing("only the first %d addresses of a field are shown", maxAddresses)
+	}
 	for _, w := range m.Warnings {
 		f.note("%s", w)
 	}
 }
 
+// maxAddresses is how many addresses of one field are shown.
+const maxAddresses = 100
+
 func addresses(list []mail.Address) (out []string) {
 	for _, a := range list {
-		if len(out) == 100 {
+		if len(out) == maxAddresses {
 			break
 		}
 		out = append(out, a.String())

@@ -15,8 +15,6 @@ import (
 	"io"
 
 	"golang.org/x/image/webp"
-
-	"postern/internal/extract"
 )
 
 // The limits of a picture. Its pixels take four to eight bytes each while it is drawn.
@@ -98,8 +96,9 @@ func (f *File) picture(data []byte) {
 	}
 	if gps(data) {
 		f.note("it says where it was taken, and that is sent with it")
-	} else if n := metadata(data); n > 0 {
-		f.note("it carries %s beside its pixels, which are sent with it and not shown", plural(n, "byte", "bytes"))
+	}
+	if n := beside(data); n > 0 {
+		f.missing("it carries %s beside its pixels, which are sent with it", plural(n, "byte", "bytes"))
 	}
 }
 
@@ -292,27 +291,6 @@ func gifFrames(data []byte) (n int) {
 			blocks()
 		default:
 			return n
-		}
-	}
-	return n
-}
-
-// metadata returns how many bytes of a file are text or data beside its pixels.
-func metadata(data []byte) (n int) {
-	switch extract.Sniff(data) {
-	case extract.TypePNG:
-		for kind, body := range pngChunks(data) {
-			switch kind {
-			case "tEXt", "zTXt", "iTXt", "eXIf":
-				n += len(body)
-			}
-		}
-	case extract.TypeJPEG:
-		for marker, body := range jpegSegments(data) {
-			// APP0 says that it is JPEG, APP2 its colours, APP14 the same of Adobe's.
-			if marker == 0xfe || marker >= 0xe1 && marker <= 0xef && marker != 0xe2 && marker != 0xee {
-				n += len(body)
-			}
 		}
 	}
 	return n

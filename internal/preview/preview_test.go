@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"image"
 	"image/color"
@@ -14,6 +15,7 @@ import (
 	"image/png"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -52,7 +54,7 @@ func TestFormFitsContent(t *testing.T) {
 		{"no calendar", "a.ics", "text/calendar", []byte("BEGIN:VCALENDAR\nnothing"), preview.Text, "not a calendar", ""},
 		{"a zip", "a.zip", "application/zip", zipped(t, "a.txt", "../../b", "c.exe"), preview.Archive, "out of the folder", "only the names"},
 		{"a tar", "a.tar.gz", "application/gzip", tarred(t), preview.Archive, "", "only the names"},
-		{"a mail", "a.eml", "message/rfc822", []byte("From: a@b.example\r\nTo: c@d.example\r\nSubject: Hi\r\nDate: Mon, 2 Nov 2026 10:00:00 +0000\r\nMessage-ID: <1@b.example>\r\n\r\nHello\r\n"), preview.Message, "", ""},
+		{"a mail", "a.eml", "message/rfc822", []byte("From: a@b.example\r\nTo: c@d.example\r\nSubject: Hi\r\nDate: Mon, 2 Nov 2026 10:00:00 +0000\r\nMessage-ID: <1@b.example>\r\n\r\nHello\r\n"), preview.Message, "", "other fields of its header"},
 		{"a document", "a.pdf", "application/pdf", document("/OpenAction << /S /J#61vaScript /JS (app.alert) >>"), preview.PDF, "script", "only the text"},
 		{"too large", "a.txt", "text/plain", bytes.Repeat([]byte("x"), 17<<20), preview.Nothing, "", "nothing of it"},
 		{"a long text", "a.txt", "text/plain", []byte(strings.Repeat("a line\n", 9000)), preview.Text, "", "only the beginning"},
@@ -144,6 +146,8 @@ func TestCalendar(t *testing.T) {
 	many.WriteString("END:VEVENT\nEND:VCALENDAR\n")
 	f = preview.Of("invite.ics", "text/calendar", []byte(many.String()))
 	says(t, "missing", f.Missing, "260 attendees")
+	twice := strings.Replace(invitation, "SUMMARY:", "SUMMARY:Lunch\r\nSUMMARY:", 1)
+	says(t, "notes", preview.Of("invite.ics", "text/calendar", []byte(twice)).Notes, "SUMMARY more than once")
 }
 
 // TestRedraw: what reaches a browser is a new file with the pixels alone.
@@ -167,11 +171,96 @@ func TestRedraw(t *testing.T) {
 	if err != nil || bytes.Contains(out, []byte("script")) {
 		t.Errorf("%q, %v", out, err)
 	}
-	says(t, "notes", preview.Of("a.jpg", "image/jpeg", evil).Notes, "beside its pixels")
+	says(t, "missing", preview.Of("a.jpg", "image/jpeg", evil).Missing, "29 bytes beside its pixels")
 	for name, data := range map[string][]byte{"svg": []byte(`<svg xmlns="http://www.w3.org/2000/svg"/>`), "a billion pixels": huge(t), "cut": picture(t, "png", 50, 50)[:60], "nothing": nil} {
 		if out, err := preview.Redraw(t.Context(), data, 100); err == nil {
 			t.Errorf("%s: %d bytes", name, len(out))
 		}
+	}
+}
+
+// TestShownInFullIsAllOfIt: a word that somebody puts anywhere into a file is shown, or the
+// file does not count as shown in full.
+func TestShownInFullIsAllOfIt(t *testing.T) {
+	const word = "CANARY-7f3a"
+	chunk := func(kind string) string {
+		b := kind + word
+		return string([]byte{0, 0, 0, byte(len(word))}) + b + string(crcOf([]byte(b)))
+	}
+	pngFile, jpegFile, gifFile, webp := string(picture(t, "png", 9, 9)), string(picture(t, "jpeg", 9, 9)), string(picture(t, "gif", 9, 9)), string(webpFile(t))
+	segment := func(marker byte) string { return "\xff" + string([]byte{marker, 0, byte(len(word) + 2)}) + word }
+	in := func(s, before, more string) string {
+		i := strings.Index(s, before)
+		if i < 0 {
+			t.Fatalf("%q is not in the sample", before)
+		}
+		return s[:i] + more + s[i:]
+	}
+	mail := "From: a@b.example\r\nTo: c@d.example\r\nSubject: Hi\r\nDate: Mon, 2 Nov 2026 10:00:00 +0000\r\nMessage-ID: <1@b.example>\r\n\r\nHello\r\n"
+	for name, tt := range map[string]struct{ file, data string }{
+		"PNG, a chunk of text":                    {"a.png", in(pngFile, "\x00\x00\x00\x00IEND", chunk("tEXt"))},
+		"PNG, a chunk that nobody reads":          {"a.png", in(pngFile, "\x00\x00\x00\x00IEND", chunk("zzZz"))},
+		"PNG, a profile of colours":               {"a.png", in(pngFile, "\x00\x00\x00\x00IEND", chunk("iCCP"))},
+		"PNG, behind its end":                     {"a.png", pngFile + word},
+		"JPEG, a comment":                         {"a.jpg", "\xff\xd8" + segment(0xfe) + jpegFile[2:]},
+		"JPEG, a profile of colours":              {"a.jpg", "\xff\xd8" + segment(0xe2) + jpegFile[2:]},
+		"JPEG, another JFIF":                      {"a.jpg", "\xff\xd8" + segment(0xe0) + jpegFile[2:]},
+		"JPEG, behind its end":                    {"a.jpg", jpegFile + word},
+		"JPEG, behind its end, with an end":       {"a.jpg", jpegFile + word + "\xff\xd9"},
+		"JPEG, between scan and end":              {"a.jpg", jpegFile[:len(jpegFile)-2] + segment(0xfe) + "\xff\xd9"},
+		"GIF, a comment":                          {"a.gif", gifFile[:len(gifFile)-1] + "\x21\xfe" + string([]byte{byte(len(word))}) + word + "\x00\x3b"},
+		"GIF, an application's":                   {"a.gif", gifFile[:len(gifFile)-1] + "\x21\xff\x0bNETSCAPE9.0" + string([]byte{byte(len(word))}) + word + "\x00\x3b"},
+		"GIF, behind its end":                     {"a.gif", gifFile + word},
+		"WebP, a chunk":                           {"a.webp", webp + "XMP " + string([]byte{byte(len(word)), 0, 0, 0}) + word + "\x00"},
+		"WebP, behind its end":                    {"a.webp", webp + word},
+		"calendar, a name of its own":             {"a.ics", in(invitation, "SUMMARY:", "X-NOTE:"+word+"\r\n")},
+		"calendar, its identity":                  {"a.ics", in(invitation, "SUMMARY:", "CATEGORIES:"+word+"\r\n")},
+		"calendar, a parameter":                   {"a.ics", in(invitation, "MAILTO:boss", "x;SENT-BY="+word+":")},
+		"calendar, before the entries":            {"a.ics", in(invitation, "METHOD:", "X-WR-CALDESC:"+word+"\r\n")},
+		"calendar, in a time zone":                {"a.ics", in(invitation, "TZID:Europe", "COMMENT:"+word+"\r\n")},
+		"calendar, in an alarm":                   {"a.ics", in(invitation, "ACTION:PROC", "DESCRIPTION:"+word+"\r\n")},
+		"calendar, a title that another replaces": {"a.ics", in(invitation, "SUMMARY:", "SUMMARY:"+word+"\r\n")},
+		"mail, a field":                           {"a.eml", in(mail, "Subject:", "X-Note: "+word+"\r\n")},
+		"mail, where answers go":                  {"a.eml", in(mail, "Subject:", "Reply-To: "+word+"@evil.example\r\n")},
+		"mail, its identity":                      {"a.eml", in(mail, "1@b.example>", word)},
+		"a table":                                 {"a.csv", "a,b\n1," + word + "\n"},
+		"a table, a comment":                      {"a.csv", "a,b\n1,2\n#" + word + "\n"},
+		"a text":                                  {"a.txt", "one\n" + word},
+		"HTML, a comment":                         {"a.html", "<!doctype html><p>x<!-- " + word + " -->"},
+	} {
+		f := preview.Of(tt.file, "", []byte(tt.data))
+		if f.Form == preview.Text && !strings.HasSuffix(tt.file, ".txt") {
+			t.Errorf("%s: shown as %q, %q %q", name, f.Form, f.Notes, f.Missing)
+		}
+		if b, err := json.Marshal(f); err != nil || f.Whole() && !bytes.Contains(b, []byte(word)) {
+			t.Errorf("%s: it counts as shown in full, and the word is not shown: %v %s", name, err, b)
+		}
+	}
+	// What has nothing hidden does count.
+	for name, data := range map[string]string{"a.png": pngFile, "a.jpg": jpegFile, "a.gif": gifFile, "a.ics": invitation, "a.csv": "a,b\n1,2\n", "a.html": "<!doctype html><p>x"} {
+		if f := preview.Of(name, "", []byte(data)); !f.Whole() {
+			t.Errorf("%s: %q", name, f.Missing)
+		}
+	}
+}
+
+// TestArchiveOfNames: an archive that is a list of names takes no more memory than a page
+// shows of it.
+func TestArchiveOfNames(t *testing.T) {
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	for i := range 30_000 {
+		if _, err := z.CreateHeader(&zip.FileHeader{Name: strconv.Itoa(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	f := preview.Of("a.zip", "application/zip", b.Bytes())
+	says(t, "missing", f.Missing, "cannot be read to its end")
+	if f.Form != preview.Archive || len(f.Members.Members) > 1 {
+		t.Errorf("%s, %d names", f.Form, len(f.Members.Members))
 	}
 }
 
