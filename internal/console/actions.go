@@ -209,6 +209,9 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 		}
 	}
 	v.Thread = s.thread(r, who, &v.Action)
+	if err := s.arrived(r, who, &v); err != nil {
+		return err
+	}
 	if v.approvals, err = s.approvals(ctx, who, &v.Action); err != nil {
 		return err
 	}

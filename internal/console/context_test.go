@@ -11,6 +11,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/seal"
 )
 
@@ -160,4 +161,37 @@ func TestQuarantineShowsSendersByGrant(t *testing.T) {
 		t.Errorf("with a grant: more than sender and subject\n%s", got.body)
 	}
 	contains(t, "the record", f.get("/console/audit?object="+f.inbox.ID).body, "context.held")
+}
+
+// TestArrivedMailShowsItsSenderByGrant: the page of mail that waits to be let in has what the
+// quarantine has: the findings for everybody, sender and subject for who holds a grant.
+func TestArrivedMailShowsItsSenderByGrant(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	if _, err := f.post.SetMode(t.Context(), f.person, f.inbox.ID, policy.GatedAll, ""); err != nil {
+		t.Fatal(err)
+	}
+	f.arrive("From: Eve <eve@evil.example>\nTo: analyst@agents.test\nSubject: "+script+"Pay\nMessage-ID: <evil@evil.example>\n\nsecret words\n",
+		mail.Results{DMARC: mail.Check{Result: "fail", Domain: "evil.example"}})
+	as, err := f.gate.Actions(t.Context(), f.person, oversight.Query{States: []oversight.State{oversight.Pending}})
+	if err != nil || len(as) != 1 || as[0].Kind != policy.KindReceive {
+		t.Fatalf("waiting: %+v, %v", as, err)
+	}
+	path := "/console/actions/" + as[0].ID
+	page := f.get(path).body
+	contains(t, "without a grant", page, "What the scan found", "Who sent it: checks", "DMARC", "the domain of the From field")
+	for _, bad := range []string{"eve@evil", "secret words", script} {
+		if strings.Contains(page, bad) {
+			t.Errorf("without a grant the page has %q", bad)
+		}
+	}
+	f.submit("/console/account/context", url.Values{"code": {f.code("ann")}})
+	page = f.get(path).body
+	contains(t, "with a grant", page, "Sender and subject, by your grant", "Eve &lt;eve@evil.example&gt;", "&lt;script&gt;")
+	if strings.Contains(page, "secret words") || strings.Contains(page, script) {
+		t.Error("with a grant: more than sender and subject")
+	}
+	if got := f.get("/console/quarantine").body; !strings.Contains(got, "Decide on it") || strings.Contains(got, "/release") {
+		t.Error("the quarantine offers to release mail that waits as an action")
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/url"
 	"regexp"
 	"slices"
 	"sync"
@@ -13,6 +14,8 @@ import (
 	"postern/internal/directory"
 	"postern/internal/mailbox"
 	"postern/internal/message"
+	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/scan"
 	"postern/internal/store"
 )
@@ -72,14 +75,14 @@ var categoryNames = map[scan.Category]string{
 // checkNames are the ways in which a sender is proved, in the order of a page.
 var checkNames = []struct{ Key, Name string }{{"dmarc", "DMARC"}, {"dkim", "DKIM"}, {"spf", "SPF"}, {"arc", "ARC"}}
 
-// A check is what one way of proving a sender said.
-type check struct{ Name, Result string }
+// A check is what one way of proving a sender said, and what that way is.
+type check struct{ Name, Result, Means string }
 
 // Proofs returns what was proved of the sender.
 func (h heldMessage) Proofs() (out []check) {
 	for _, c := range checkNames {
 		if r := h.Checks[c.Key]; r != "" {
-			out = append(out, check{c.Name, r})
+			out = append(out, check{c.Name, r, mailbox.CheckMeans(c.Key)})
 		}
 	}
 	return out
@@ -88,10 +91,32 @@ func (h heldMessage) Proofs() (out []check) {
 // A quarantinePage is what is held, newest first.
 type quarantinePage struct {
 	Held   []heldMessage
+	Chosen *heldMessage // whose details are shown; nil if nothing is held
+	Place  int          // of Chosen among Held, from 1
+	Prev   string       // address of the message before it; empty if there is none
+	Next   string
 	Closed bool // there is one of an inbox that the viewer may not see
 	More   bool
 	Notice string
 }
+
+// choose sets the message whose details are shown: the one with this ID, else the first.
+func (p *quarantinePage) choose(id string) {
+	if len(p.Held) == 0 {
+		return
+	}
+	i := max(0, slices.IndexFunc(p.Held, func(h heldMessage) bool { return h.ID == id }))
+	p.Chosen, p.Place = &p.Held[i], i+1
+	if i > 0 {
+		p.Prev = p.Held[i-1].Link()
+	}
+	if i+1 < len(p.Held) {
+		p.Next = p.Held[i+1].Link()
+	}
+}
+
+// Link is the address of the page that shows the message.
+func (h heldMessage) Link() string { return "/console/quarantine?message=" + url.QueryEscape(h.ID) }
 
 // quarantineHandlers releases or drops mail held in quarantine.
 type quarantineHandlers struct{ reviews }
@@ -127,7 +152,12 @@ func (s quarantineHandlers) showQuarantine(w http.ResponseWriter, r *http.Reques
 		one.Sender, one.Seen = senders[h.ID]
 		v.Held, v.Closed = append(v.Held, one), v.Closed || !open[h.Inbox]
 	}
-	return s.render(r.Context(), w, status, page{Name: "quarantine", Title: "Quarantine", Who: who, Here: "inboxes", Body: v})
+	shape := "review"
+	if r.URL.Query().Has("message") {
+		shape = "review chosen" // on a narrow screen the message stands alone
+	}
+	v.choose(r.URL.Query().Get("message"))
+	return s.render(r.Context(), w, status, page{Name: "quarantine", Title: "Quarantine", Who: who, Here: "inboxes", Body: v, shape: shape})
 }
 
 var messageID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^msg_[A-Z2-7]{26}$`) })
@@ -157,4 +187,25 @@ func (s quarantineHandlers) judge(w http.ResponseWriter, r *http.Request, who au
 	}
 	http.Redirect(w, r, "/console/quarantine", http.StatusSeeOther)
 	return nil
+}
+
+// arrived adds to the page of held mail its sender and subject, for a viewer who has a grant
+// for context.
+func (s actionHandlers) arrived(r *http.Request, who auth.Principal, v *actionPage) error {
+	if v.Kind != policy.KindReceive || v.State != oversight.Pending || v.Unshown != "" || v.Changed {
+		return nil
+	}
+	id := ""
+	for _, p := range v.View.Panels {
+		if i := slices.IndexFunc(p.Rows, func(row oversight.PanelRow) bool { return row.Name == "Message" }); i >= 0 {
+			id = p.Rows[i].Value
+		}
+	}
+	senders, _, err := s.senders(r, who)
+	if m, seen := senders[id]; err == nil && seen {
+		v.View.Panels = slices.Insert(v.View.Panels, 0, oversight.Panel{Name: "Sender and subject, by your grant", Form: oversight.FormFacts, Rows: []oversight.PanelRow{
+			{Name: "From", Value: m.From, Field: "-"}, {Name: "Subject", Value: or(m.Subject, "(no subject)"), Field: "-"},
+		}})
+	}
+	return err
 }

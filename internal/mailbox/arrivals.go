@@ -216,7 +216,7 @@ func (x arrivalExecutor) Show(a oversight.Action) (oversight.View, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(v.Checks)) {
 		view.Fields = append(view.Fields, oversight.Field{Name: strings.ToUpper(name), Value: v.Checks[name]})
-		checks = append(checks, oversight.PanelRow{Name: strings.ToUpper(name), Value: v.Checks[name], Note: checkMeans(name), Warn: v.Checks[name] != "pass"})
+		checks = append(checks, oversight.PanelRow{Name: strings.ToUpper(name), Value: v.Checks[name], Note: CheckMeans(name), Warn: v.Checks[name] != "pass"})
 	}
 	view.Text = "The sender and the content are sealed to the inbox's key. Only its holder can read them, before the release too, in the inbox's quarantine."
 	view.AddPanel("The message that arrived", oversight.FormFacts, view.Text,
@@ -234,8 +234,9 @@ func (x arrivalExecutor) Show(a oversight.Action) (oversight.View, error) {
 	return view, nil
 }
 
-// checkMeans describes a check of a sender for people.
-func checkMeans(name string) string {
+// CheckMeans describes a check of a sender, "spf" or "dkim", for people. It is empty if name
+// is none.
+func CheckMeans(name string) string {
 	switch name {
 	case "spf":
 		return "the sending server may send for the domain of the envelope"
