@@ -183,7 +183,7 @@ func domainHealth(d domain.Domain, records []domain.Record) (row healthRow, bad 
 
 // diskHealth links the disk's page, and says how full it is to those who may know.
 func diskHealth(d diskState, shown bool) healthRow {
-	row := healthRow{"", "Disk", "", "", "/console/disk", "Disk"}
+	row := healthRow{"", "Disk", "", "", "/console/disk", "Look"}
 	if !shown || d.Total == 0 {
 		return row
 	}

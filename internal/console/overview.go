@@ -79,6 +79,12 @@ func (p overviewPage) ToLook() (n int) {
 	return n
 }
 
+// Known reports whether a check is well. Without one, nothing has happened that could be
+// checked, which is not the same as all being well.
+func (p overviewPage) Known() bool {
+	return slices.ContainsFunc(p.Health, func(h healthRow) bool { return h.Tone == "good" })
+}
+
 // StepsDone returns how many of the first steps are done.
 func (p overviewPage) StepsDone() (n int) {
 	for _, s := range p.Steps {

@@ -3,7 +3,8 @@
 //   node access.mjs BASE_URL SETUP_LINK OUT_DIR NAME PASSWORD PATH
 //
 // NAME and PASSWORD sign in to a project that is full; SETUP_LINK makes the account of
-// one that is empty. PATH is an action of a kind that a walk among thousands would miss. It writes the paths that it reached to OUT_DIR/reached.json.
+// one that is empty. PATH is an action of a kind that a walk among thousands would miss.
+// It writes the paths that it reached to OUT_DIR/reached.json.
 //
 // With POSTERN_TEST_ACCESS=all it follows every link, which takes minutes ("make access").
 // Otherwise it checks the pages that people use most.

@@ -146,9 +146,9 @@ async function rules(page, only) {
 }
 
 // shot keeps a picture of a page in OUT_DIR if the pictures are asked for.
-async function shot(page, path, form) {
+async function shot(page, what, path, form) {
   if (!process.env.POSTERN_TEST_SCREENSHOTS) return
-  const name = path.replace(/^\/console\/?/, '').replace(/[^a-zA-Z0-9]+/g, '-').slice(0, 60) || 'overview'
+  const name = what.replace(/^an? /, '').replace(/\W+/g, '-') + '-' + (path.replace(/^\/console\/?/, '').replace(/[^a-zA-Z0-9]+/g, '-').slice(0, 60) || 'overview')
   await page.screenshot({ path: join(out, `${name}-${form}.png`), fullPage: true })
 }
 
@@ -166,9 +166,9 @@ export async function sound(what, paths, state) {
       await page.emulateMedia({ colorScheme: first, reducedMotion: 'reduce' })
       await page.goto(new URL(path, base).href)
       for (const v of await rules(page)) note(v, `${path} ${size} ${first}`)
-      await shot(page, path, `${size}-${first}`)
+      await shot(page, what, path, `${size}-${first}`)
       await page.emulateMedia({ colorScheme: second, reducedMotion: 'reduce' })
-      await shot(page, path, `${size}-${second}`)
+      await shot(page, what, path, `${size}-${second}`)
       for (const v of await rules(page, ['color-contrast'])) note(v, `${path} ${size} ${second}`)
       const over = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth)
       if (over > 0) note(`wider than the screen`, `${path} ${size} by ${over}px: ${await page.evaluate(() => [...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > window.innerWidth + 1 && !e.closest('.scroll, .code, .tabs')).slice(0, 3).map((e) => e.tagName + '.' + e.className).join(' '))}`)
