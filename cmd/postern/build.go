@@ -283,7 +283,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people, Book: d.book, Hooks: d.hooks, Secrets: d.secrets, Permits: d.permits,
 		Prompt: d.prompt, Record: d.record, RecordKeys: d.recordKeys, Notify: d.notify, OAuth: d.oauth, Runs: d.runs, RunFiles: d.exports, RunReports: d.prover,
-		Mailboxes: d.mailboxes, Gmail: d.gmailSignIns, Data: d.conf.Data, KeepPaused: d.conf.KeepPaused, Commands: d.commands,
+		Mailboxes: d.mailboxes, Gmail: d.gmailSignIns, Data: d.conf.Data, KeepPaused: d.conf.KeepPaused, Commands: d.commands, Builds: d.builds,
 		Samples: d.sampler, Logs: d.logbook, Casts: d.casts, PortAddress: d.portAddress(lis),
 	})
 	return d.buildWeb(lis)

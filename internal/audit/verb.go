@@ -232,6 +232,7 @@ const (
 	TemplateCreate      Verb = "template.create"
 	TemplateBuild       Verb = "template.build"
 	TemplateBuildFailed Verb = "template.build_failed"
+	TemplateBuildDelete Verb = "template.build_delete"
 	TemplateTag         Verb = "template.tag"
 	TemplateUntag       Verb = "template.untag"
 	TemplatePublish     Verb = "template.publish"
@@ -503,6 +504,7 @@ var verbs = map[Verb]verbRow{
 
 	TemplateCreate:      {Info, "template created"},
 	TemplateBuild:       {Info, "template built"},
+	TemplateBuildDelete: {Info, "build of a template deleted"},
 	TemplateBuildFailed: {Warning, "build of a template failed"},
 	TemplateTag:         {Info, "tag of a template moved to a build"},
 	TemplateUntag:       {Info, "tag of a template removed"},

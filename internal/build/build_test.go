@@ -472,6 +472,74 @@ func TestDeleteWaitsForSandboxes(t *testing.T) {
 	}
 }
 
+// TestUnusedBuildsAreDeleted: an owner deletes what nothing needs, and nothing else: not what a
+// tag names or a sandbox was started from, and nothing of another project.
+func TestUnusedBuildsAreDeleted(t *testing.T) {
+	f := newFixture(t, storetest.SQLite(t), build.Config{})
+	f.run()
+	ctx := t.Context()
+	var builds []string
+	for _, n := range []string{"1", "2", "3"} {
+		builds = append(builds, f.make(f.a, "app", build.Definition{FromTemplate: "base", Steps: steps([]string{"RUN", "write /f " + n})}).Build)
+	}
+	list := func(who auth.Principal) (out []string) {
+		t.Helper()
+		all, err := f.Unused(ctx, who)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, u := range all {
+			if u.Name != "app" || u.Result.Bytes == 0 {
+				t.Errorf("%+v", u)
+			}
+			out = append(out, u.ID)
+		}
+		return out
+	}
+	if got := list(f.a); len(got) != 0 {
+		t.Errorf("builds that have just ended are called unused: %v", got)
+	}
+	f.exec(`update template_build set ended_at = ended_at - 3600000000`)
+	f.exec(`insert into sandbox (id, project_id, template, state, reason, metadata, inbox_id, egress, options, execution, cpus, memory_mb, disk_mb, started_at, ends_at, paused_at, ended_at, restart, saved, server_id)
+		values ('i1', '` + f.b.Project + `', '` + build.SandboxID(builds[1]) + `', 'paused', '', '{}', '', '{}', '{}', '', 1, 1, 1, 1, 1, 0, 0, 0, '', '')`)
+	if got := list(f.a); !slices.Equal(got, builds[:1]) {
+		t.Errorf("unused: %v, want %v", got, builds[:1])
+	}
+	if got := list(f.b); len(got) != 0 {
+		t.Errorf("another project sees %v", got)
+	}
+	viewer := auth.Principal{Kind: auth.Person, Role: auth.Reviewer, ID: "vic", Project: f.a.Project}
+	for name, tt := range map[string]struct {
+		who  auth.Principal
+		id   string
+		want error
+	}{
+		"a paused sandbox needs it": {f.a, builds[1], build.ErrBusy},
+		"a tag names it":            {f.a, builds[2], build.ErrBusy},
+		"of another project":        {f.b, builds[0], build.ErrNoBuild},
+		"not an owner":              {viewer, builds[0], auth.ErrForbidden},
+		"no build":                  {f.a, "x", build.ErrNoBuild},
+	} {
+		if err := f.DeleteBuild(ctx, tt.who, tt.id); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, want %v", name, err, tt.want)
+		}
+	}
+	if err := f.DeleteBuild(ctx, f.a, builds[0]); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(f.a); len(got) != 0 {
+		t.Errorf("left: %v", got)
+	}
+	if got := f.strings(`select object from audit_entry where verb = 'template.build_delete'`); len(got) != 1 {
+		t.Errorf("entries of the record: %v", got)
+	}
+	for i, want := range []bool{false, true, true} {
+		if _, err := f.Base(ctx, build.SandboxID(builds[i])); (err == nil) != want {
+			t.Errorf("build %d: %v", i+1, err)
+		}
+	}
+}
+
 func TestQueueBoundsBuildsAndNewBuildReplacesOld(t *testing.T) {
 	f := newFixture(t, storetest.SQLite(t), build.Config{Builds: 2, BuildsPerProject: 1, Queue: 3})
 	stop := f.run()

@@ -145,11 +145,7 @@ func (s *Service) dropBuild(ctx context.Context, b Build) error {
 		if tags > 0 {
 			return ErrBusy
 		}
-		if _, err := tx.ExecContext(ctx, `delete from template_log where build_id = $1 and exists (select 1 from template_build where id = $1 and state = $2)`, b.ID, b.State); err != nil {
-			return err
-		}
-		_, err := tx.ExecContext(ctx, `delete from template_build where id = $1 and state = $2`, b.ID, b.State)
-		return err
+		return deleteBuild(ctx, tx, b)
 	})
 	if err == nil && b.State == Ready {
 		err = s.machine.ForgetTemplate(ctx, SandboxID(b.ID))

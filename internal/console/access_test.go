@@ -73,6 +73,7 @@ func (f *fixture) crowd() {
 	f.settings()
 	g := &fakeGuest{files: map[string]string{"/home/user/plain.txt": strings.Repeat("one\u202etwo <script>alert(1)</script> ", 20) + "\n"}}
 	f.guest = g.handler()
+	f.heap(6)
 	f.work()
 }
 

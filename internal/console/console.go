@@ -103,6 +103,8 @@ type Config struct {
 	Data string
 	// Commands are the records of programs in sandboxes; nil means that none are kept.
 	Commands Commands
+	// Builds are the builds of templates; nil means that the server makes none.
+	Builds Builds
 	// KeepPaused is how long a paused sandbox is kept; 0 means for ever.
 	KeepPaused time.Duration
 }

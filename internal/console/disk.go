@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"postern/internal/auth"
+	"postern/internal/build"
 	"postern/internal/sandbox"
 	"postern/internal/store"
 )
@@ -35,7 +36,7 @@ type place struct {
 var places = []place{
 	{"Running sandboxes", "b1", []string{"sandboxes"}, "Removed when the sandbox ends.", "/console/sandboxes", "Sandboxes"},
 	{"Paused sandboxes and snapshots", "b2", []string{"snapshots"}, "A paused sandbox goes when somebody ends it, or after the time that --keep-paused sets. A snapshot goes when a program deletes it.", "#s-paused", "Paused sandboxes"},
-	{"Templates and build cache", "b0", []string{"templates"}, "Images of templates go with their template. Layers that no template uses are removed by the builder.", "", ""},
+	{"Templates and build cache", "b0", []string{"templates"}, "Images of templates go with their template. Layers that no template uses are removed by the builder.", "#s-builds", "Unused builds"},
 	{"Volumes", "b0", []string{"volumes"}, "A volume stays until a program deletes it.", "", ""},
 	{"Mail", "b0", []string{"blobs"}, "Sealed messages stay until their agent deletes them; the trash is emptied after 30 days, and the mail of a deleted inbox 7 days after it.", "/console/inboxes", "Inboxes"},
 	{"Runs and artifacts", "b0", []string{"runs", "artifacts"}, "Inputs go with their run. Released files are kept for 30 days.", "/console/runs", "Runs"},
@@ -321,6 +322,11 @@ type diskPage struct {
 	More     int // further paused sandboxes
 	Keep     time.Duration
 	Measures bool // this server measures
+	Notice   string
+
+	Builds      []build.Unused
+	MoreBuilds  int   // further unused builds
+	UnusedBytes int64 // of all unused builds
 }
 
 // diskHandlers serve the disk's page.
@@ -330,6 +336,7 @@ func (s diskHandlers) routes() []route {
 	return []route{
 		{"GET", "/console/disk", views, s.show},
 		{"POST", "/console/disk/measure", manages, s.again},
+		{"POST", "/console/disk/builds/{id}/delete", manages, s.deleteBuild},
 	}
 }
 
@@ -337,9 +344,16 @@ func (s diskHandlers) routes() []route {
 const maxPausedRows = 100
 
 func (s diskHandlers) show(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.showDisk(w, r, who, http.StatusOK, "")
+}
+
+func (s diskHandlers) showDisk(w http.ResponseWriter, r *http.Request, who auth.Principal, status int, notice string) error {
 	ctx := r.Context()
-	v := diskPage{Disk: s.diskState(), Keep: s.conf.KeepPaused, Measures: s.disk.dir != ""}
-	var err error
+	v := diskPage{Disk: s.diskState(), Keep: s.conf.KeepPaused, Measures: s.disk.dir != "", Notice: notice}
+	err := s.unusedBuilds(ctx, who, &v)
+	if err != nil {
+		return err
+	}
 	if v.Machine, err = s.seesMachine(ctx, who); err != nil {
 		return err
 	}
@@ -366,7 +380,7 @@ func (s diskHandlers) show(w http.ResponseWriter, r *http.Request, who auth.Prin
 	if v.Disk.Running {
 		p.Refresh = 5
 	}
-	return s.render(r.Context(), w, http.StatusOK, p)
+	return s.render(r.Context(), w, status, p)
 }
 
 // again has the disk measured now.

@@ -186,6 +186,7 @@ type fixture struct {
 	narrows                oversight.Action // a proposal that waits and can be narrowed; only after settings
 	runs                   *ledger
 	commands               logs
+	builds                 *unusedBuilds
 	mailboxes              *connector.Connections
 	provider               *provider // of the mailboxes over IMAP
 }
@@ -229,7 +230,7 @@ func setupAt(t testing.TB, l net.Listener) *fixture {
 
 func setupOn(t testing.TB, l net.Listener, db *store.DB) *fixture {
 	t.Helper()
-	f := &fixture{t: t, commands: logs{}, db: db, judge: &bench{policy.Verdict{Effect: policy.Ask, Reason: "no rule allows it: a person decides"}}, hop: &nextHop{outcome: mail.Accepted, detail: "250 2.0.0 ok"}}
+	f := &fixture{t: t, commands: logs{}, builds: &unusedBuilds{}, db: db, judge: &bench{policy.Verdict{Effect: policy.Ask, Reason: "no rule allows it: a person decides"}}, hop: &nextHop{outcome: mail.Accepted, detail: "250 2.0.0 ok"}}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	blobs, err := store.OpenBlobs(t.TempDir())
 	if err != nil {
@@ -303,7 +304,7 @@ func setupOn(t testing.TB, l net.Listener, db *store.DB) *fixture {
 		t.Fatal(err)
 	}
 	f.oauth = oauth.New(log, f.db, f.post, oauth.Config{})
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Casts: f.casts, Mailboxes: f.mailboxes, Data: f.data(), Commands: f.commands, Notify: f.notify})
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Casts: f.casts, Mailboxes: f.mailboxes, Data: f.data(), Commands: f.commands, Builds: f.builds, Notify: f.notify})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: time.Minute}}
 	s.Start()

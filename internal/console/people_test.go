@@ -98,6 +98,7 @@ var least = map[string]auth.Role{
 	"/console/account/context":                  auth.Reviewer,
 	"/console/account/context/{id}/remove":      auth.Reviewer,
 	"/console/disk/measure":                     auth.Owner,
+	"/console/disk/builds/{id}/delete":          auth.Owner,
 	"/console/permits/{id}/end":                 auth.Reviewer,
 	"/console/actions/{id}/narrow":              auth.Reviewer,
 	"/console/inboxes/codes/{id}/withdraw":      auth.Owner,

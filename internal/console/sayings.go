@@ -241,6 +241,7 @@ var sayings = map[audit.Verb]saying{
 
 	audit.TemplateCreate:      {"box", "{who} made the template[ {b:name}].", "", ""},
 	audit.TemplateBuild:       {"box", "The template[ {b:name}] was built.", "built", "good"},
+	audit.TemplateBuildDelete: {"box", "{who} deleted a build of the template[ {b:name}][, {size:bytes}].", "", ""},
 	audit.TemplateBuildFailed: {"warn", "The build of the template[ {b:name}] failed[, at the step {q:step}][: {q:reason}].", "failed", "bad"},
 	audit.TemplateTag:         {"box", "{who} moved the tag {b:tag} of a template.", "", ""},
 	audit.TemplateUntag:       {"box", "{who} removed the tag {b:tag} of a template.", "", ""},
