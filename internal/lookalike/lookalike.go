@@ -84,18 +84,21 @@ type Query struct {
 // Find returns findings about names whose domains are unknown, and that look like a known
 // one or have letters outside of ASCII.
 func (r *Register) Find(ctx context.Context, tx *store.Tx, q Query) (out []policy.Finding, err error) {
-	unknown := map[string]Name{} // by registered domain: the first name there
+	names := map[string]Name{} // by host
 	var hosts, keys []string
 	for _, n := range q.Names {
 		name := scan.Registered(n.Host)
-		if _, seen := unknown[name]; seen || n.Host == "" || below(n.Host, q.Own) || r.trusted.has(q.Project, name) {
+		// What is below a known domain may still contain the name of another one. The attack:
+		// a person approves mail to evil.example, and the next one goes to
+		// globex.com.evil.example; or both are recipients of one mail.
+		if _, seen := names[n.Host]; seen || n.Host == "" || below(n.Host, q.Own) || n.Host == name && r.trusted.has(q.Project, name) {
 			continue
 		}
 		if len(hosts) == MaxNames {
 			out = append(out, policy.Finding{ID: policy.FindMore, Kind: policy.FindMore, Title: "It goes to more unknown domains than were compared with known ones: read all of them"})
 			break
 		}
-		unknown[name] = n
+		names[n.Host] = n
 		hosts = append(hosts, n.Host)
 		keys = append(keys, scan.Looks(n.Host)...)
 	}
@@ -108,10 +111,9 @@ func (r *Register) Find(ctx context.Context, tx *store.Tx, q Query) (out []polic
 	}
 	for _, host := range hosts {
 		name := scan.Registered(host)
-		if q.Common != nil && q.Common(name) || slices.ContainsFunc(known, func(k knownDomain) bool { return k.trusted && k.domain == name }) {
-			continue
-		}
-		if f, ok := q.strange(unknown[name], known); ok {
+		trusted := q.Common != nil && q.Common(name) || r.trusted.has(q.Project, name) ||
+			slices.ContainsFunc(known, func(k knownDomain) bool { return k.trusted && k.domain == name })
+		if f, ok := q.strange(names[host], known, trusted); ok {
 			out = append(out, f)
 		}
 	}
@@ -123,8 +125,9 @@ func below(host string, domains []string) bool {
 	return slices.ContainsFunc(domains, func(d string) bool { return d != "" && (host == d || strings.HasSuffix(host, "."+d)) })
 }
 
-// strange returns the finding about a name that looks like a known one.
-func (q *Query) strange(n Name, known []knownDomain) (policy.Finding, bool) {
+// strange returns the finding about a name that looks like a known one. With trusted, its
+// domain is a known one itself: then it counts only if it contains another.
+func (q *Query) strange(n Name, known []knownDomain, trusted bool) (policy.Finding, bool) {
 	names := slices.Clone(q.Own)
 	for _, k := range known {
 		if !slices.Contains(names, k.domain) {
@@ -134,10 +137,16 @@ func (q *Query) strange(n Name, known []knownDomain) (policy.Finding, bool) {
 	host := n.Host
 	f := policy.Finding{ID: policy.FindLookalike + ":" + host, Kind: policy.FindLookalike, Subject: n.Subject}
 	shown := scan.Foreign(host)
+	if trusted {
+		shown = ""
+	}
 	for _, name := range names {
-		if how := scan.Alike(host, name); how != "" {
+		if how := scan.Alike(host, name); how != "" && (!trusted || scan.Contains(host, name)) {
 			f.Title = host + " is not " + name + ": " + how
 			f.Text = "This project knows " + name + ". Nobody has approved " + q.What + " " + host + " before."
+			if trusted {
+				f.Text = "This project knows " + name + ", which is another domain than " + scan.Registered(host) + "."
+			}
 			break
 		}
 	}

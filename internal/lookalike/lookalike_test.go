@@ -200,3 +200,54 @@ func TestFillsFromWhatWasApproved(t *testing.T) {
 		}
 	})
 }
+
+// TestNamesBelowOneDomain: the second of two recipients below one domain is compared, too,
+// and a domain that a person has approved hides no name of another below it.
+func TestNamesBelowOneDomain(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		r := lookalike.New("agents.test")
+		found := func(hosts ...string) (ids []string) {
+			t.Helper()
+			q := lookalike.Query{Project: f.owner.Project, What: "mail to"}
+			for _, h := range hosts {
+				q.Names = append(q.Names, lookalike.Name{Host: h, Subject: "x@" + h})
+			}
+			err := db.View(t.Context(), func(tx *store.Tx) error {
+				list, err := r.Find(t.Context(), tx, q)
+				for _, f := range list {
+					ids = append(ids, f.ID+" "+f.Subject)
+				}
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return ids
+		}
+		note := func(hosts ...string) {
+			t.Helper()
+			err := db.UpdateIn(t.Context(), store.Project(f.owner.Project), func(tx *store.Tx) error {
+				return r.Note(t.Context(), tx, f.owner.Project, hosts, true)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		note("globex.com")
+		want := []string{"lookalike:globex.com.evil.org x@globex.com.evil.org"}
+		if got := found("evil.org", "globex.com.evil.org"); !slices.Equal(got, want) {
+			t.Errorf("beside a harmless name: %q, want %q", got, want)
+		}
+		note("evil.org")
+		for range 2 { // with the rows of the database, and with what is remembered
+			if got := found("evil.org", "mail.evil.org", "globex.com.evil.org", "globex-com.evil.org"); !slices.Equal(got, append(slices.Clone(want), "lookalike:globex-com.evil.org x@globex-com.evil.org")) {
+				t.Errorf("below a known domain: %q", got)
+			}
+			r = lookalike.New("agents.test")
+		}
+		if got := found("mail.globex.com", "globex.com"); len(got) > 0 {
+			t.Errorf("a known domain: %q", got)
+		}
+	})
+}

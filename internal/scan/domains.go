@@ -100,10 +100,17 @@ func Alike(domain, known string) string {
 		return "its letters look the same"
 	case ending == otherEnding && len(name) >= minEdited && len(other) >= minEdited && oneEdit(name, other):
 		return "it differs in one letter"
-	case strings.Contains("."+strings.ReplaceAll(domain, "-", ".")+".", "."+Registered(known)+".") && strings.Contains(Registered(known), "."):
+	case Contains(domain, known):
 		return "it contains that name, and belongs to somebody else"
 	}
 	return ""
+}
+
+// Contains reports whether a domain has the registered part of another one in it, as
+// globex.com.evil.example has that of globex.com. Both are in ASCII and lower case.
+func Contains(domain, known string) bool {
+	name := Registered(known)
+	return Registered(domain) != name && strings.Contains(name, ".") && strings.Contains("."+strings.ReplaceAll(domain, "-", ".")+".", "."+name+".")
 }
 
 // Foreign returns a domain as mail programs show it, if that has letters outside of
