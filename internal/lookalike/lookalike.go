@@ -236,9 +236,10 @@ func (r *Register) note(ctx context.Context, tx *store.Tx, project, name string,
 	return nil
 }
 
-// Own returns the domains of this server and of a project.
+// Own returns the domains of this server and of a project, without those whose proof is gone:
+// they may be somebody else's.
 func (r *Register) Own(ctx context.Context, tx *store.Tx, project string) ([]string, error) {
-	list, err := tx.Strings(ctx, `select name from mail_domain where project_id = $1 and state <> 'pending'`, project)
+	list, err := tx.Strings(ctx, `select name from mail_domain where project_id = $1 and state in ('verified', 'degraded')`, project)
 	if err != nil {
 		return nil, fmt.Errorf("read domains: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -60,12 +61,27 @@ func secretsFound(found leak.Report) (out []policy.Finding) {
 			continue
 		}
 		id := policy.FindSecret + ":" + f.Rule + " in " + f.Where
-		if len(out) == maxEach {
-			break
-		}
 		out = append(out, policy.Finding{ID: id, Kind: policy.FindSecret, Subject: f.Where, Title: "It contains a secret: " + strings.ReplaceAll(f.Rule, "_", " ") + " in " + f.Where, Text: f.String()})
 	}
-	return out
+	return bounded(out, "secrets", func(f policy.Finding) string { return f.Text })
+}
+
+// bounded returns the findings of one kind. Where they are more than maxEach, the last one
+// stands for all the others. The attack: so many harmless ones that the grave one is not
+// among them.
+func bounded(list []policy.Finding, what string, text func(policy.Finding) string) []policy.Finding {
+	if len(list) <= maxEach {
+		return list
+	}
+	rest := list[maxEach-1:]
+	f := policy.Finding{Kind: rest[0].Kind, Subject: fmt.Sprintf("%d more %s", len(rest), what)}
+	f.ID, f.Title = f.Kind+":"+f.Subject, "There are "+f.Subject
+	var texts []string
+	for _, r := range rest {
+		texts = append(texts, text(r))
+	}
+	f.Text = strings.Join(texts, "; ")
+	return append(slices.Clip(list[:maxEach-1]), f)
 }
 
 // account returns an account's number in short: the country and how it ends. It is the
@@ -92,7 +108,7 @@ func oddAccounts(list []leak.Account) (out []policy.Finding) {
 		return nil
 	}
 	for _, a := range list {
-		if a.Number == most.Number || len(out) == maxEach {
+		if a.Number == most.Number {
 			continue
 		}
 		out = append(out, policy.Finding{
@@ -101,7 +117,7 @@ func oddAccounts(list []leak.Account) (out []policy.Finding) {
 			Text:  fmt.Sprintf("%s is named %d times, %s %d times.", grouped(a.Number), a.Count, grouped(most.Number), most.Count),
 		})
 	}
-	return out
+	return bounded(out, "bank accounts", func(f policy.Finding) string { return f.Text })
 }
 
 // grouped returns an IBAN in groups of four, as people read it.
@@ -123,7 +139,11 @@ func (m *PostOffice) strange(ctx context.Context, tx *store.Tx, b directory.Inbo
 	if err != nil {
 		return err
 	}
-	r.Findings = append(r.Findings, hiddenOutside(c.hidden, own)...)
+	hidden, err := m.outside(ctx, tx, b.Project, c.hidden, own)
+	if err != nil {
+		return err
+	}
+	r.Findings = append(r.Findings, hiddenOutside(hidden)...)
 	var alike []policy.Finding
 	if !r.Listed { // else a person has put each of them on the list, letter by letter
 		q := lookalike.Query{Project: b.Project, Own: own, Common: func(name string) bool { return slices.Contains(providers, name) }, What: "mail to"}
@@ -156,22 +176,36 @@ func hostOf(address string) string {
 	return strings.ToLower(host)
 }
 
-// hiddenOutside returns findings about hidden recipients outside of the domains.
-func hiddenOutside(hidden, own []string) (out []policy.Finding) {
-	hidden = slices.DeleteFunc(slices.Clone(hidden), func(a string) bool { return inside(a, own) })
-	for i, a := range hidden {
-		if i == maxEach-1 && len(hidden) > maxEach {
-			out = append(out, policy.Finding{
-				ID: fmt.Sprintf("%s:%d more", policy.FindHidden, len(hidden)-i), Kind: policy.FindHidden, Subject: fmt.Sprintf("%d more hidden recipients", len(hidden)-i),
-				Title: fmt.Sprintf("%d more recipients get it hidden from the others", len(hidden)-i), Text: strings.Join(hidden[i:], ", "),
-			})
-			return out
+// outside returns the hidden recipients outside of the project: those that are not at its
+// own domains, and no inboxes of its own. The attack: on a server of several projects an
+// instruction in a mail has the agent send a hidden copy to the attacker's own inbox here.
+func (m *PostOffice) outside(ctx context.Context, tx *store.Tx, project string, hidden, own []string) (out []string, err error) {
+	for _, a := range hidden {
+		if !inside(a, []string{m.cfg.Domain}) {
+			if !inside(a, own) {
+				out = append(out, a)
+			}
+			continue
 		}
+		b, err := m.Directory.Addressee(ctx, tx, strings.ToLower(a))
+		if err != nil && !errors.Is(err, directory.ErrNoInbox) {
+			return nil, fmt.Errorf("find hidden recipient: %w", err)
+		}
+		if err != nil || b.Project != project {
+			out = append(out, a)
+		}
+	}
+	return out, nil
+}
+
+// hiddenOutside returns findings about hidden recipients who are outside.
+func hiddenOutside(hidden []string) (out []policy.Finding) {
+	for _, a := range hidden {
 		out = append(out, policy.Finding{
 			ID: policy.FindHidden + ":" + a, Kind: policy.FindHidden, Subject: a, Title: a + " gets it hidden from the other recipients", Text: "The address is in Bcc, and belongs to somebody outside.",
 		})
 	}
-	return out
+	return bounded(out, "hidden recipients", func(f policy.Finding) string { return f.Subject })
 }
 
 // newAccounts sets the accounts of r, and returns findings about those that the inbox's
@@ -190,7 +224,10 @@ func (m *PostOffice) newAccounts(ctx context.Context, tx *store.Tx, inbox string
 		hash := m.accountHash(inbox, a.Number)
 		r.Accounts = append(r.Accounts, hash)
 		id := policy.FindAccount + ":" + account(a.Number)
-		if len(known) == 0 || slices.Contains(known, hash) || len(out) == maxEach || slices.ContainsFunc(r.Findings, func(f policy.Finding) bool { return f.ID == id }) {
+		said := func(f policy.Finding) bool {
+			return f.Kind == policy.FindAccount && strings.HasPrefix(f.Text, grouped(a.Number))
+		}
+		if len(known) == 0 || slices.Contains(known, hash) || slices.ContainsFunc(r.Findings, said) {
 			continue
 		}
 		out = append(out, policy.Finding{
@@ -198,7 +235,7 @@ func (m *PostOffice) newAccounts(ctx context.Context, tx *store.Tx, inbox string
 			Text: grouped(a.Number),
 		})
 	}
-	return out, nil
+	return bounded(out, "bank accounts that no earlier mail of this inbox named", func(f policy.Finding) string { return f.Text }), nil
 }
 
 // accountHash returns the keyed hash under which an account is known to an inbox. The
@@ -266,7 +303,7 @@ func (x sendExecutor) Find(a oversight.Action) ([]policy.Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(r.Findings, hiddenOutside(c.hidden, []string{x.m.cfg.Domain})...), nil
+	return append(r.Findings, hiddenOutside(c.hidden)...), nil
 }
 
 // moneyWords returns the words about money in a text, each once: what an attacker wants

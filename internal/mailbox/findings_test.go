@@ -2,11 +2,14 @@ package mailbox_test
 
 import (
 	"errors"
+	"fmt"
+	"math/big"
 	"slices"
 	"strings"
 	"testing"
 
 	"postern/internal/audit"
+	"postern/internal/directory"
 	"postern/internal/leak"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
@@ -54,6 +57,10 @@ func TestGraveFindingsNeedTheirTick(t *testing.T) {
 		approve := func(a oversight.Action, seen ...string) error {
 			return f.gate.Decide(ctx, f.person, oversight.Decision{ID: a.ID, Version: a.Version, Digest: a.Hex(), Approve: true, Seen: seen})
 		}
+		f.inbox(t, "boss")
+		if _, _, err := f.post.CreateInbox(ctx, f.other, directory.NewInbox{Address: "eve"}, ""); err != nil {
+			t.Fatal(err)
+		}
 		// The project comes to know a customer and an account.
 		first := propose(mail.Draft{To: []string{"accounts@globex.example"}, Subject: "Invoice 1", Text: "Please pay to DE89 3704 0044 0532 0130 00"})
 		if ids := first.Grave(); len(ids) != 0 {
@@ -74,6 +81,8 @@ func TestGraveFindingsNeedTheirTick(t *testing.T) {
 			{"the known one", mail.Draft{To: []string{"other@globex.example"}, Subject: "c", Text: "c"}, nil},
 			{"hidden outside", mail.Draft{To: []string{"bob@globex.example"}, Bcc: []string{"eve@evil.test"}, Subject: "d", Text: "d"}, []string{"hidden_recipient:eve@evil.test"}},
 			{"hidden inside", mail.Draft{To: []string{"bob@globex.example"}, Bcc: []string{"boss@agents.test"}, Subject: "e", Text: "e"}, nil},
+			{"hidden at an address that is nobody's", mail.Draft{To: []string{"bob@globex.example"}, Bcc: []string{"free@agents.test"}, Subject: "e2", Text: "e"}, []string{"hidden_recipient:free@agents.test"}},
+			{"hidden, an inbox of another project", mail.Draft{To: []string{"bob@globex.example"}, Bcc: []string{"Eve@agents.test"}, Subject: "e3", Text: "e"}, []string{"hidden_recipient:Eve@agents.test"}},
 			{"another account", mail.Draft{To: []string{"bob@globex.example"}, Subject: "f", Text: "Pay to GB82 WEST 1234 5698 7654 32"}, []string{"second_account:GB…5432"}},
 			{"two accounts", mail.Draft{
 				To: []string{"bob@globex.example"}, Subject: "g", Text: "Pay to DE89 3704 0044 0532 0130 00. DE89 3704 0044 0532 0130 00",
@@ -129,6 +138,80 @@ func TestGraveFindingsNeedTheirTick(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestManyFindingsHideNone: neither the ninth secret nor an account that ends as another one
+// is left out of what a reviewer ticks.
+func TestManyFindingsHideNone(t *testing.T) {
+	f := setup(t, storetest.SQLite(t))
+	f.judgedBy(t, modes{})
+	ctx := t.Context()
+	_, agent, _ := f.inbox(t, "analyst")
+	findings := func(text string, files ...mail.Attachment) (all []oversight.Finding) {
+		t.Helper()
+		p, err := f.post.Send(ctx, agent, "mcp", mailbox.Outgoing{Draft: mail.Draft{To: []string{"bob@globex.example"}, Subject: "s", Text: text, Attachments: files}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := f.gate.Action(ctx, f.person, p.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a.Findings()
+	}
+	shows := func(what, word string, all []oversight.Finding) {
+		t.Helper()
+		ids := map[string]bool{}
+		found := false
+		for _, f := range all {
+			if ids[f.ID] {
+				t.Errorf("%s: two findings have the ID %q", what, f.ID)
+			}
+			ids[f.ID] = true
+			found = found || f.Tick != "" && strings.Contains(f.Title+" "+f.Text, word)
+		}
+		if !found {
+			t.Errorf("%s: no tick has %q: %+v", what, word, all)
+		}
+	}
+	// Two accounts that end alike, beside the one that is named twice.
+	alike := findings("DE89 3704 0044 0532 0130 00, DE89 3704 0044 0532 0130 00, " + iban("DE", "100000000000543210") + ", " + iban("DE", "200000000000543210"))
+	shows("the first that ends alike", grouped(iban("DE", "100000000000543210")), alike)
+	shows("the second that ends alike", grouped(iban("DE", "200000000000543210")), alike)
+	var many strings.Builder
+	many.WriteString("DE89 3704 0044 0532 0130 00, DE89 3704 0044 0532 0130 00")
+	for i := range 12 {
+		many.WriteString(", " + iban("DE", fmt.Sprintf("3000000000%08d", i)))
+	}
+	shows("the last of many accounts", grouped(iban("DE", "300000000000000011")), findings(many.String()))
+	var files []mail.Attachment
+	for i := range 12 {
+		files = append(files, mail.Attachment{Name: fmt.Sprintf("key%d.txt", i), Data: fmt.Appendf(nil, "key ghp_%02dcdefghijklmnopqrstuvwxyz0123456789", i)})
+	}
+	shows("the last of many secrets", "key11.txt", findings("see the files", files...))
+}
+
+// iban returns a valid account number of a country (ISO 13616).
+func iban(country, rest string) string {
+	var digits strings.Builder
+	for _, c := range rest + country + "00" {
+		if c >= 'A' {
+			fmt.Fprint(&digits, int(c-'A')+10)
+		} else {
+			digits.WriteRune(c)
+		}
+	}
+	n, _ := new(big.Int).SetString(digits.String(), 10)
+	return fmt.Sprintf("%s%02d%s", country, 98-new(big.Int).Mod(n, big.NewInt(97)).Int64(), rest)
+}
+
+// grouped writes a number in groups of four.
+func grouped(s string) string {
+	var parts []string
+	for ; len(s) > 4; s = s[4:] {
+		parts = append(parts, s[:4])
+	}
+	return strings.Join(append(parts, s), " ")
 }
 
 // TestChangedRowKeepsItsTicks: somebody who can write the database removes the findings

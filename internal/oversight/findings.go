@@ -55,9 +55,10 @@ func flagged(r *policy.Request) {
 		// One line each: the record joins the IDs by line breaks.
 		f.ID, f.Subject, f.Title, f.Text = oneLine(f.ID), oneLine(f.Subject), oneLine(f.Title), cut(f.Text, maxFindingText)
 		f.Grave = false
-		if slices.ContainsFunc(out, func(o policy.Finding) bool { return o.ID == f.ID }) {
+		if slices.ContainsFunc(out, func(o policy.Finding) bool { return sameFinding(o, f) }) {
 			continue
 		}
+		f.ID = ownID(out, f.ID)
 		if len(out) == maxActionFindings {
 			// The attack: so many findings that the grave one is not among those that are kept.
 			out = append(out, policy.Finding{ID: policy.FindMore, Kind: policy.FindMore, Title: "There is more to look at than is listed here: read all of it"})
@@ -66,6 +67,22 @@ func flagged(r *policy.Request) {
 		out = append(out, f)
 	}
 	r.Findings = out
+}
+
+// sameFinding reports whether two findings say the same.
+func sameFinding(a, b policy.Finding) bool {
+	return (a.ID == b.ID || strings.HasPrefix(a.ID, b.ID+" (")) && a.Kind == b.Kind && a.Subject == b.Subject && a.Title == b.Title && a.Text == b.Text
+}
+
+// ownID returns id, with a number if a finding in out has it. The attack: two bank accounts
+// that end alike, or a token beside a harmless one, so that one tick counts for both, and
+// only the first is read.
+func ownID(out []policy.Finding, id string) string {
+	own := id
+	for n := 2; slices.ContainsFunc(out, func(o policy.Finding) bool { return o.ID == own }); n++ {
+		own = fmt.Sprintf("%s (%d)", id, n)
+	}
+	return own
 }
 
 // order returns where a kind of finding stands among the others.

@@ -35,7 +35,7 @@ type findingKind struct{ name, means string }
 // come from packages leak and scan; mailbox's TestFlagsAreKindsOfFindings compares them.
 var findingKinds = []findingKind{
 	{FindLookalike, "a recipient or a host whose name looks like one that the project knows"},
-	{FindHidden, "a recipient in Bcc outside of this server and the project's own domains"},
+	{FindHidden, "a recipient in Bcc who is neither at one of the project's own domains nor an inbox of the project"},
 	{FindAccount, "a bank account that differs from the others in the mail, or from those of earlier mails"},
 	{FindSecret, "a key, a token, a password or a file that holds some"},
 	{"private_key", "a private key"},
