@@ -67,6 +67,18 @@ func (s *PeopleService) ResetFactors(ctx context.Context, name string) error {
 	return s.c.act(ctx, nil, "v1", "people", name, "reset")
 }
 
+// LinkOperator says that the operator at the machine is a person. Only the operator may.
+// It takes effect after 24 hours, or at once when the person confirms it in the console.
+func (s *PeopleService) LinkOperator(ctx context.Context, name string) error {
+	return s.c.act(ctx, nil, "v1", "people", name, "link-operator")
+}
+
+// UnlinkOperator says that the operator at the machine is no longer a person. Only the
+// operator may.
+func (s *PeopleService) UnlinkOperator(ctx context.Context, name string) error {
+	return s.c.act(ctx, nil, "v1", "people", name, "unlink-operator")
+}
+
 // NewPasswordLink makes a one-time link by which a person sets a new password.
 func (s *PeopleService) NewPasswordLink(ctx context.Context, name string) (Invitation, error) {
 	return post[Invitation](ctx, s.c, nil, "v1", "people", name, "password-link")

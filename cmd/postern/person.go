@@ -146,6 +146,11 @@ func personCommand() *command {
 			{use: "enable NAME", short: "let a disabled person sign in again", run: on((*client.PeopleService).Enable, "Enabled.")},
 			{use: "reset NAME", short: "remove second factors that a person has lost", run: on((*client.PeopleService).ResetFactors, "Reset. Their sessions have ended; their password alone signs in until they set a second factor up.")},
 			{
+				use: "link-operator NAME", short: "say that the operator at the machine is this person",
+				run: on((*client.PeopleService).LinkOperator, "The operator counts as this person for actions that are proposed from 24 hours on, or once the person confirms it in the console, under their name."),
+			},
+			{use: "unlink-operator NAME", short: "say that the operator is no longer this person", run: on((*client.PeopleService).UnlinkOperator, "Unlinked. Approvals over the local socket of what still waits count for nobody.")},
+			{
 				use: "password NAME", short: "print a one-time link for choosing another password",
 				run: p.onServer(func(ctx context.Context, l *local, args []string, out *output) error {
 					name, err := oneArg(args, "NAME")
@@ -176,6 +181,9 @@ func printLink(out *output, v api.Invitation, what string) error {
 func standing(p api.Person) string {
 	if p.DisabledAt != nil {
 		return string(p.Role) + ", disabled"
+	}
+	if p.OperatorFrom != nil {
+		return string(p.Role) + ", operator"
 	}
 	return string(p.Role)
 }

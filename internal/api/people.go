@@ -44,6 +44,7 @@ type Person struct {
 	Passkeys      int        `json:"passkeys"`
 	RecoveryCodes int        `json:"recovery_codes"` // unused ones
 	Sessions      int        `json:"sessions"`
+	OperatorFrom  *time.Time `json:"operator_from"` // since when the operator at the machine counts as this person; may lie in the future; nil: not linked
 }
 
 // A PersonList is the people of the project.

@@ -164,6 +164,9 @@ const (
 	PersonEnable        Verb = "person.enable"
 	PersonReset         Verb = "person.reset"
 
+	PersonLinkOperator   Verb = "person.link_operator"
+	PersonUnlinkOperator Verb = "person.unlink_operator"
+
 	PolicyChange Verb = "policy.change"
 
 	ProjectCreate Verb = "project.create"
@@ -413,7 +416,10 @@ var verbs = map[Verb]verbRow{
 	PersonReach:         {Notice, "address for notices set"},
 	PersonDisable:       {Notice, "account disabled"},
 	PersonEnable:        {Notice, "account enabled"},
-	PersonReset:         {Notice, "second factors and sessions removed by an owner"},
+
+	PersonLinkOperator:   {Notice, "operator at the machine linked to an account"},
+	PersonUnlinkOperator: {Notice, "operator at the machine no longer linked to an account"},
+	PersonReset:          {Notice, "second factors and sessions removed by an owner"},
 
 	PolicyChange: {Notice, "policy changed"},
 

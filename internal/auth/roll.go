@@ -19,7 +19,8 @@ const SettleTime = 24 * time.Hour
 // changes what the account may do.
 type Opening string
 
-// The changes of an account that are kept for [SettleTime].
+// The changes of an account. They count for [SettleTime], except Linked, which counts
+// until Unlinked.
 const (
 	Joined      Opening = "joined"   // by an invitation
 	Renewed     Opening = "renewed"  // new password, by a link from the operator
@@ -28,6 +29,9 @@ const (
 	RoleChanged Opening = "role"     // another role
 	Disabled    Opening = "disabled" // may no longer sign in
 	Enabled     Opening = "enabled"  // may sign in again
+
+	Linked   Opening = "linked"   // the operator at the machine is this person
+	Unlinked Opening = "unlinked" // the operator is not, or no longer, this person
 )
 
 // A Change is an entry in the history of an account.
@@ -46,7 +50,7 @@ func (c Change) opens() bool {
 		return true
 	case RoleChanged: // a viewer's account matters once it may decide
 		return !Principal{Kind: Person, Role: c.Was}.Decides()
-	case Disabled:
+	case Disabled, Linked, Unlinked: // see [Link]
 	}
 	return false
 }
@@ -63,7 +67,8 @@ type account struct {
 // one:
 //
 //   - Sessions, passkeys, chats and tokens of an account are that account.
-//   - The operator at the machine has no name and may be anybody with an account.
+//   - The operator at the machine has no name and may be anybody with an account,
+//     unless the operator is linked to an account: see [Link].
 //   - An account that somebody opened less than [SettleTime] ago may be theirs.
 //   - An account whose rows were tampered with or deleted may be anybody's, and may
 //     have been able to decide.
@@ -73,6 +78,7 @@ type Roll struct {
 	now      time.Time
 	accounts map[string]account // by principal, "person:ann"
 	all      bool               // accounts is complete: a principal that is not in it has no account
+	link     Link               // of the operator; zero means none
 }
 
 // NewRoll returns an empty roll for the time now.
@@ -80,9 +86,13 @@ func NewRoll(now time.Time) Roll { return Roll{now: now, accounts: map[string]ac
 
 // Add adds the account of a person with its role, which is empty while it is
 // disabled, and its history, oldest first.
-func (r Roll) Add(person string, role Role, changes ...Change) {
+func (r *Roll) Add(person string, role Role, changes ...Change) {
 	a := account{role: role}
 	for _, c := range changes {
+		r.link = r.link.after(person, c)
+		if c.What == Linked || c.What == Unlinked {
+			continue
+		}
 		if c.At.Add(SettleTime).After(r.now) {
 			a.changes = append(a.changes, c)
 		}
@@ -180,9 +190,15 @@ func Nameless(principal string) bool {
 
 // Human returns the name that stands for the human being behind a person: the
 // account's own name or, if the account was opened within [SettleTime], its
-// opener's. It returns an empty name if that may be anybody with an account.
+// opener's. The operator stands for the account that they are linked to. It returns an
+// empty name if that may be anybody with an account.
 func (r Roll) Human(person string) string {
 	for seen := []string{}; ; {
+		if len(seen) == 0 && r.links(person) {
+			if person = r.link.Person; r.Gone(person) {
+				return ""
+			}
+		}
 		if Nameless(person) || person == "" || r.doubts(person) {
 			return ""
 		}

@@ -37,13 +37,18 @@ type accountPage struct {
 	Telegram bool   // a chat can be linked
 	Chat     string // Telegram account of the linked chat; empty if none
 	Linked   time.Time
-	KeysOff  bool // the person has turned the console's keys off
+	KeysOff  bool      // the person has turned the console's keys off
+	Link     auth.Link // of the operator at the machine to this account; zero if there is none
 	Notice   string
 }
 
 // Asks reports whether forms require the password. An account with a second
 // factor must confirm that instead.
 func (a accountPage) Asks() bool { return !a.Strong() }
+
+// Claimed reports whether somebody says that the viewer is the operator, and it does not
+// count yet.
+func (a accountPage) Claimed() bool { return a.Link.From.After(time.Now()) }
 
 // accountHandlers lets people manage their own password, second factors, sessions and notifications.
 type accountHandlers struct{ *Server }
@@ -62,6 +67,8 @@ func (s accountHandlers) routes() []route {
 		{"POST", "/console/account/passkeys", views, s.addPasskey},
 		{"POST", "/console/account/passkeys/{id}/remove", views, s.removePasskey},
 		{"POST", "/console/account/sessions/{id}/end", views, s.endSession},
+		{"POST", "/console/account/operator", views, s.confirmOperator},
+		{"POST", "/console/account/operator/unlink", views, s.denyOperator},
 		{"POST", "/console/account/telegram", views, s.linkChat},
 		{"POST", "/console/account/telegram/unlink", views, s.unlinkChat},
 	}
@@ -82,8 +89,12 @@ func (s accountHandlers) showAccount(w http.ResponseWriter, r *http.Request, who
 	if v.Telegram = s.telegram(); v.Telegram {
 		v.Chat, v.Linked, err5 = s.chatOf(ctx, who)
 	}
-	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+	link, err6 := s.conf.People.Operator(ctx, who)
+	if err := errors.Join(err1, err2, err3, err4, err5, err6); err != nil {
 		return err
+	}
+	if link.Person == who.String() {
+		v.Link = link
 	}
 	return s.render(r.Context(), w, status, page{Name: "account", Title: "Your account", Who: who, Here: "account", Body: v})
 }
@@ -106,12 +117,20 @@ func declined(err error) string {
 	switch {
 	case errors.Is(err, auth.ErrInvalid):
 		return "Nothing was changed: " + strings.TrimPrefix(err.Error(), auth.ErrInvalid.Error()+" ") + "."
-	case errors.Is(err, people.ErrLastOwner), errors.Is(err, people.ErrNoFactor), errors.Is(err, people.ErrSite), errors.Is(err, auth.ErrTooMany):
+	case errors.Is(err, people.ErrLastOwner), errors.Is(err, people.ErrOperatorLinked), errors.Is(err, people.ErrNoFactor), errors.Is(err, people.ErrSite), errors.Is(err, auth.ErrTooMany):
 		return "Nothing was changed: " + err.Error() + "."
 	case errors.Is(err, people.ErrChallenge):
 		return "Nothing was changed: the request is unknown, already used, or expired. Start again."
 	}
 	return ""
+}
+
+func (s accountHandlers) confirmOperator(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.changed(w, r, who, s.conf.People.LinkOperator(r.Context(), who, who.ID))
+}
+
+func (s accountHandlers) denyOperator(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.changed(w, r, who, s.conf.People.UnlinkOperator(r.Context(), who, who.ID))
 }
 
 func (s accountHandlers) setPassword(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"postern/internal/auth"
 	"postern/internal/people"
@@ -35,6 +36,8 @@ func (s peopleHandlers) routes() []route {
 		{"POST", "/console/people/{id}/disable", manages, s.disablePerson},
 		{"POST", "/console/people/{id}/enable", manages, s.enablePerson},
 		{"POST", "/console/people/{id}/reset", manages, s.resetPerson},
+		{"POST", "/console/people/{id}/link-operator", manages, s.linkOperator},
+		{"POST", "/console/people/{id}/unlink-operator", manages, s.unlinkOperator},
 	}
 }
 
@@ -88,6 +91,16 @@ type personPage struct {
 	Notice string
 }
 
+// Linked reports whether the operator at the machine is linked to the person, and
+// whether that counts already.
+func (p personPage) Linked() bool    { return !p.Operator.From.IsZero() }
+func (p personPage) LinkHolds() bool { return p.Linked() && !p.Operator.From.After(time.Now()) }
+
+// MayLink reports whether the operator can be linked to the person.
+func (p personPage) MayLink() bool {
+	return !p.Linked() && p.Disabled.IsZero() && auth.Principal{Kind: auth.Person, Role: p.Role}.Decides()
+}
+
 func (s peopleHandlers) person(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.showPerson(w, r, who, http.StatusOK, "")
 }
@@ -135,4 +148,12 @@ func (s peopleHandlers) enablePerson(w http.ResponseWriter, r *http.Request, who
 
 func (s peopleHandlers) resetPerson(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.did(w, r, who, s.conf.People.Reset(r.Context(), who, r.PathValue("id")))
+}
+
+func (s peopleHandlers) linkOperator(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.did(w, r, who, s.conf.People.LinkOperator(r.Context(), who, r.PathValue("id")))
+}
+
+func (s peopleHandlers) unlinkOperator(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
+	return s.did(w, r, who, s.conf.People.UnlinkOperator(r.Context(), who, r.PathValue("id")))
 }

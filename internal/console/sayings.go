@@ -178,7 +178,10 @@ var sayings = map[audit.Verb]saying{
 	audit.PersonReach:         {"person", "{who} set where {person:object} is notified[, {b:email}].", "access", ""},
 	audit.PersonDisable:       {"person", "{who} disabled the account of {person:object}.", "access", "accent"},
 	audit.PersonEnable:        {"person", "{who} enabled the account of {person:object}.", "access", "accent"},
-	audit.PersonReset:         {"person", "{who} removed the second factor and the sessions of {person:object}.", "access", "accent"},
+
+	audit.PersonLinkOperator:   {"person", "{who} said that the operator at the machine is {person:object}[, which counts from {time:from} on].", "access", "accent"},
+	audit.PersonUnlinkOperator: {"person", "{who} ended the link of the operator at the machine to {person:object}.", "access", "accent"},
+	audit.PersonReset:          {"person", "{who} removed the second factor and the sessions of {person:object}.", "access", "accent"},
 
 	audit.PolicyChange:  {"policy", "A new policy is in force[, approved by {as:decider}][, version {b:version}][, written by {as:author}].", "rules", "accent"},
 	audit.ProjectCreate: {"home", "{who} made the project[ {b:name}].", "", ""},

@@ -658,6 +658,8 @@ var operations = []operation{
 	{"POST", "/v1/people/{id}/disable", ofOurPeople, 204, func(x *trial) { x.id = x.f.someone(x.t) }},
 	{"POST", "/v1/people/{id}/enable", ofOurPeople, 204, func(x *trial) { x.id = x.f.someone(x.t) }},
 	{"POST", "/v1/people/{id}/reset", ofOurPeople, 204, func(x *trial) { x.id = x.f.someone(x.t) }},
+	{"POST", "/v1/people/{id}/link-operator", nobody, 204, func(x *trial) { x.id = x.f.someone(x.t) }},
+	{"POST", "/v1/people/{id}/unlink-operator", nobody, 204, func(x *trial) { x.id = x.f.someone(x.t) }},
 	{"POST", "/v1/people/{id}/password-link", nobody, 201, func(x *trial) {
 		x.id, x.after = x.f.someone(x.t), x.f.clearInvitations
 	}},

@@ -44,6 +44,8 @@ func (s peopleServer) routes() []route {
 		{"POST", "/v1/people/{id}/enable", 0, s.onPerson((*people.People).Enable)},
 		{"POST", "/v1/people/{id}/reset", 0, s.onPerson((*people.People).Reset)},
 		{"POST", "/v1/people/{id}/password-link", 0, s.passwordLink},
+		{"POST", "/v1/people/{id}/link-operator", 0, s.byOperator((*people.People).LinkOperator)},
+		{"POST", "/v1/people/{id}/unlink-operator", 0, s.byOperator((*people.People).UnlinkOperator)},
 	}
 }
 
@@ -125,7 +127,7 @@ func (s peopleServer) stepUp(w http.ResponseWriter, r *http.Request, c caller) e
 func personOf(p people.Person) api.Person {
 	return api.Person{
 		Name: p.Name, Role: api.Role(p.Role), Email: p.Email, CreatedAt: p.Created, DisabledAt: moment(p.Disabled),
-		TOTP: p.TOTP, Passkeys: p.Passkeys, RecoveryCodes: p.Codes, Sessions: p.Sessions,
+		TOTP: p.TOTP, Passkeys: p.Passkeys, RecoveryCodes: p.Codes, Sessions: p.Sessions, OperatorFrom: moment(p.Operator.From),
 	}
 }
 
@@ -211,6 +213,18 @@ func (s peopleServer) onPerson(f func(*people.People, context.Context, auth.Prin
 		}
 		w.WriteHeader(http.StatusNoContent)
 		return nil
+	}
+}
+
+// byOperator is onPerson for the operator alone: others do it in the console, where a
+// person can also confirm it.
+func (s peopleServer) byOperator(f func(*people.People, context.Context, auth.Principal, string) error) handler {
+	serve := s.onPerson(f)
+	return func(w http.ResponseWriter, r *http.Request, c caller) error {
+		if c.Kind != auth.Person || !c.Operator {
+			return fmt.Errorf("only the operator at the machine says here who the operator is; owners do in the console: %w", auth.ErrForbidden)
+		}
+		return serve(w, r, c)
 	}
 }
 

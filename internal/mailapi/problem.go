@@ -134,7 +134,7 @@ func classify(err error) (code, detail string) {
 		return "sign_in_failed", detail
 	case errors.Is(err, auth.ErrStepUp):
 		return "step_up_required", detail
-	case errors.Is(err, people.ErrLastOwner):
+	case errors.Is(err, people.ErrLastOwner), errors.Is(err, people.ErrOperatorLinked):
 		return "last_owner", detail
 	case errors.Is(err, auth.ErrUnauthenticated):
 		return "unauthorized", "send a valid key in the header Authorization: Bearer, or in X-API-Key"

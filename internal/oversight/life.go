@@ -212,6 +212,11 @@ func (e decided) next(a Action) (Action, error) {
 		// The attack: a page, a chat or a script that approves what nobody looked at.
 		return a, unseenError(f)
 	}
+	if as := e.roll.As(e.who); a.Approvers > 1 && !a.Asks(as) {
+		// The attack: the operator has an owner's rights, is linked to a reviewer, and
+		// counts as one of the two owners who are asked.
+		return a, fmt.Errorf("it asks %s, and the operator at the machine is linked to %s: %w", strings.Join(a.Who, ", "), as, ErrNotAsked)
+	}
 	q := newQuorum(&a, e.authors, e.roll)
 	switch err := q.admits(e.who, e.votes); {
 	case err != nil:

@@ -123,7 +123,14 @@ func (q *quorum) admits(who auth.Principal, votes []string) error {
 // instead returns what a person whose approval does not count can do.
 func (q *quorum) instead(me, other string) string {
 	if auth.Nameless(me) {
-		return "the operator at the machine has no name; sign in to an account (export POSTERN_SESSION=$(postern login NAME)), or ask another person"
+		if h := q.roll.Human(me); h != "" {
+			return fmt.Sprintf("the operator at the machine is linked to %s; ask another person", h)
+		}
+		return "the operator at the machine has no name; sign in to an account (export POSTERN_SESSION=$(postern login NAME)), or ask another person. " +
+			"Who the operator is, postern person link-operator says, for actions that are proposed from then on"
+	}
+	if auth.Nameless(other) && q.roll.Human(other) != "" {
+		return fmt.Sprintf("the operator at the machine is linked to %s; ask another person", q.roll.Human(other))
 	}
 	for _, p := range []string{me, other} {
 		if q.roll.Doubtful(p) {
@@ -233,7 +240,7 @@ func weigh(ctx context.Context, tx *store.Tx, as []Action) error {
 		if err != nil {
 			return err
 		}
-		q := newQuorum(a, authors, roll)
+		q := newQuorum(a, authors, roll.For(a.Created))
 		if q.votes, err = voters(ctx, tx, a); err != nil {
 			return err
 		}
@@ -293,7 +300,7 @@ func authors(ctx context.Context, tx *store.Tx, a *Action) (out []string, err er
 
 // unknownAuthor stands for an editor who was removed from the database: it could be
 // anybody.
-const unknownAuthor = string(auth.Person) + ":local-unknown"
+const unknownAuthor = auth.Unknown
 
 // person reports whether a principal is a person.
 func person(principal string) bool { return strings.HasPrefix(principal, string(auth.Person)+":") }

@@ -104,6 +104,10 @@ type Person struct {
 	Codes    int       // number of unused recovery codes
 	Sessions int       // number of live sessions
 
+	// Operator is the link of the operator at the machine to this account, as
+	// [People.List] returns it; zero if there is none.
+	Operator auth.Link
+
 	id, project string
 }
 
@@ -189,6 +193,15 @@ func (p *People) List(ctx context.Context, who auth.Principal) (out []Person, er
 	}
 	err = p.db.View(ctx, func(tx *store.Tx) error {
 		out, err = store.List(ctx, tx, scanPerson, selectPerson+`where p.project_id = $2 order by p.name`, store.Time(time.Now()), who.Project)
+		if err != nil {
+			return err
+		}
+		roll, err := auth.ReadRoll(ctx, tx, who.Project, time.Now())
+		for i := range out {
+			if l := roll.Link(); l.Person == personal(out[i].Name) {
+				out[i].Operator = l
+			}
+		}
 		return err
 	})
 	if err != nil {
@@ -318,6 +331,11 @@ func (p *People) SetRole(ctx context.Context, who auth.Principal, name string, r
 		if _, err := tx.ExecContext(ctx, `update person set role = $1 where id = $2`, role, them.id); err != nil {
 			return fmt.Errorf("set role: %w", err)
 		}
+		if !(auth.Principal{Kind: auth.Person, Role: role}).Decides() {
+			if err := endLink(ctx, tx, who, them); err != nil {
+				return err
+			}
+		}
 		// This includes an owner who becomes a reviewer: they may have approved an
 		// action that asks for an owner.
 		if role != auth.Owner {
@@ -358,6 +376,9 @@ func (p *People) Disable(ctx context.Context, who auth.Principal, name string) e
 			return fmt.Errorf("disable person: %w", err)
 		}
 		if err := unlinkChat(ctx, tx, them.id); err != nil {
+			return err
+		}
+		if err := endLink(ctx, tx, who, them); err != nil {
 			return err
 		}
 		return audit.Append(ctx, tx, who, audit.PersonDisable, them.Name, nil)
