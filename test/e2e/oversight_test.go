@@ -433,5 +433,39 @@ func TestTwoApproversAreTwoPeople(t *testing.T) {
 	op.refused(t, []string{"approve", change}, "person:local-root proposed or edited it")
 	ann.must(t, []string{"approve", change}, "it still needs", "anybody with an account")
 	bob.must(t, []string{"approve", change}, "done")
+
+	// ann says that she is the operator: in the console and at the socket she is one, and
+	// with bob they are two, also after a restart.
+	op.must(t, []string{"person", "link-operator", "bob"}, "24 hours")
+	op.refused(t, []string{"person", "link-operator", "ann"}, "linked to another account")
+	ann.refused(t, []string{"person", "unlink-operator", "bob"}, "only the operator")
+	id, _ = agent.sends(t, alice, "Pears")
+	if status, page := decide(annAtTheConsole, id); status != http.StatusSeeOther {
+		t.Fatalf("ann approves: %d\n%s", status, page)
+	}
+	op.refused(t, []string{"approve", id}, "person:local-root may be one of the others") // bob has not said so
+	op.must(t, []string{"person", "unlink-operator", "bob"}, "count for nobody")
+	if status, page := s.form(annAtTheConsole, "/console/people/ann/link-operator", url.Values{}); status != http.StatusSeeOther {
+		t.Fatalf("ann links herself: %d\n%s", status, page)
+	}
+	op.must(t, []string{"person", "list"}, "owner, operator")
+	op.refused(t, []string{"approve", id}, "person:local-root may be one of the others") // it was proposed before
+	s.stop()
+	s = s.again(t, "--cold", "--pool-max", "0")
+	op, agent.s, ann.s, bob.s = shell{s: s}, s, s, s
+	id, _ = agent.sends(t, alice, "Plums")
+	op.must(t, []string{"approve", id}, "it still needs 1 of 2 approvals")
+	if status, page := decide(annAtTheConsole, id); status != http.StatusForbidden || !strings.Contains(page, "may be the same person as person:local-root") {
+		t.Errorf("ann approves at the console what she approved at the socket: %d\n%s", status, page)
+	}
+	ann.refused(t, []string{"approve", id}, "linked to person:ann")
+	bob.must(t, []string{"approve", id}, "done")
+	id, _ = agent.sends(t, alice, "Figs")
+	op.must(t, []string{"approve", id}, "it still needs 1 of 2 approvals")
+	op.must(t, []string{"person", "unlink-operator", "ann"}, "count for nobody")
+	op.refused(t, []string{"approve", id}, "person:local-root may be one of the others")
+	ann.must(t, []string{"approve", id}, "it still needs 1 of 2 approvals")
+	bob.must(t, []string{"approve", id}, "done")
+	op.must(t, []string{"audit", "list", "--object", "ann"}, "person.link_operator", "person.unlink_operator")
 	op.must(t, []string{"audit", "verify"}, "holds")
 }
