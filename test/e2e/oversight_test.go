@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -450,7 +451,7 @@ func TestTwoApproversAreTwoPeople(t *testing.T) {
 	}
 	op.must(t, []string{"person", "list"}, "owner, operator")
 	op.refused(t, []string{"approve", id}, "person:local-root may be one of the others") // it was proposed before
-	s.stop()
+	s.kill(syscall.SIGTERM)
 	s = s.again(t, "--cold", "--pool-max", "0")
 	op, agent.s, ann.s, bob.s = shell{s: s}, s, s, s
 	id, _ = agent.sends(t, alice, "Plums")
