@@ -219,7 +219,7 @@ func decision(name, short, long string, approve bool) *command {
 			}
 			fmt.Fprintf(out, "%s %s: %s, digest %s\n", verdict, a.ID, printable(a.View.Title), a.Digest)
 			if allow != nil {
-				fmt.Fprintf(out, "allowed %s until %s\n", printable(cmp.Or(allow.Address, "*@"+allow.Domain)), allow.Until.Local().Format(time.RFC1123))
+				fmt.Fprintf(out, "allowed %s until %s\n", printable(cmp.Or(allow.Address, "*@"+allow.Domain)+allow.Path), allow.Until.Local().Format(time.RFC1123))
 			}
 			if !approve {
 				return nil
@@ -284,8 +284,8 @@ hidden recipient, tick it with --seen ID, once for each. On a terminal you are
 asked instead. Without the tick the server refuses the approval.
 
 With --allow-address or --allow-domain an owner also lets the inbox write to that
-recipient without asking until a time. Where that cannot be allowed, nothing is
-approved.
+recipient, or the sandbox reach that host (--allow-path), without asking until a
+time. Where that cannot be allowed, nothing is approved.
 
 Over the local socket you have no name and may be anybody with an account. Sign in
 first where policy asks for two people, or for somebody other than the proposer: export POSTERN_SESSION=$(postern login NAME).`, true)

@@ -193,22 +193,23 @@ func unassignCommand() *command {
 
 // An allowing is what the flags of approve allow together with the approval.
 type allowing struct {
-	address, domain, until string
-	files                  bool
+	address, domain, path, until string
+	files                        bool
 }
 
 func (w *allowing) flags(fs *pflag.FlagSet) {
-	fs.StringVar(&w.address, "allow-address", "", "also let the inbox write to this `address`, a recipient of the mail, without asking until --allow-until")
-	fs.StringVar(&w.domain, "allow-domain", "", "also let it write to all addresses in this `domain` of a recipient")
+	fs.StringVar(&w.address, "allow-address", "", "also allow what is like it without asking until --allow-until: of mail a recipient's `address`, of a request or a connection its host")
+	fs.StringVar(&w.domain, "allow-domain", "", "of mail: also allow all addresses in this `domain` of a recipient")
+	fs.StringVar(&w.path, "allow-path", "", "of a request, with --allow-address: its `path`, or /v1/* for everything below")
 	fs.StringVar(&w.until, "allow-until", "", "`when` that ends, at most 90 days ahead: 8h, 30d, 2027-01-31 or 2027-01-31T12:00:00Z")
-	fs.BoolVar(&w.files, "allow-files", false, "that includes mail with files")
+	fs.BoolVar(&w.files, "allow-files", false, "of mail: also with files")
 }
 
 // allowance returns what the flags say, or nil if they say nothing.
 func (w *allowing) allowance() (*api.Allowance, error) {
 	if w.address == "" && w.domain == "" {
-		if w.until != "" || w.files {
-			return nil, fmt.Errorf("%w: --allow-until and --allow-files need --allow-address or --allow-domain", errUsage)
+		if w.until != "" || w.path != "" || w.files {
+			return nil, fmt.Errorf("%w: --allow-until, --allow-path and --allow-files need --allow-address or --allow-domain", errUsage)
 		}
 		return nil, nil //nolint:nilnil // nothing more is allowed, which is no error
 	}
@@ -222,5 +223,5 @@ func (w *allowing) allowance() (*api.Allowance, error) {
 	if end == nil {
 		return nil, fmt.Errorf("%w: --allow-until is missing: say when that ends, at most 90 days ahead", errUsage)
 	}
-	return &api.Allowance{Address: w.address, Domain: w.domain, Files: w.files, Until: *end}, nil
+	return &api.Allowance{Address: w.address, Domain: w.domain, Path: w.path, Files: w.files, Until: *end}, nil
 }

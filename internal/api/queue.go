@@ -43,11 +43,13 @@ type NewSnooze struct {
 	OnAnswer bool       `json:"on_answer,omitempty"` // it comes back when its agent writes it anew
 }
 
-// An Allowance is what a person allows together with an approval of mail: the recipient,
-// until a time. Exactly one of Address and Domain is set.
+// An Allowance is what a person allows together with an approval: the recipient of mail,
+// or what is like a request or a connection, until a time. Exactly one of Address and
+// Domain is set.
 type Allowance struct {
-	Address string    `json:"address,omitempty"` // of a recipient of the action
-	Domain  string    `json:"domain,omitempty"`  // all addresses in the domain of a recipient
+	Address string    `json:"address,omitempty"` // of a recipient of mail, or the host
+	Domain  string    `json:"domain,omitempty"`  // of mail: all addresses in the domain of a recipient
+	Path    string    `json:"path,omitempty"`    // of a request: its path, or "/v1/*" for everything below; else empty
 	Files   bool      `json:"files,omitempty"`   // also mail with files
 	Until   time.Time `json:"until"`             // at most 90 days ahead
 }

@@ -43,7 +43,7 @@ func decisionOf(id string, in api.Decision) (oversight.Decision, error) {
 		if !*in.Approve {
 			return oversight.Decision{}, fmt.Errorf("%w: allow: goes only with an approval", errRequest)
 		}
-		d.Allow = &oversight.Allowance{Address: w.Address, Domain: w.Domain, Files: w.Files, Until: w.Until}
+		d.Allow = &oversight.Allowance{Address: w.Address, Domain: w.Domain, Path: w.Path, Files: w.Files, Until: w.Until}
 	}
 	return d, nil
 }
