@@ -43,6 +43,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/oversight"
 	"postern/internal/secret"
+	"postern/internal/semaphore"
 	"postern/internal/store"
 )
 
@@ -144,10 +145,10 @@ type Notifier struct {
 	slack *slackClient
 	out   *http.Client // to addresses that people have typed or browsers have sent
 
-	slots map[Channel]chan struct{} // semaphores of maxConcurrent sends
+	sends   places
+	edits   places            // of messages whose action was decided
+	editing *semaphore.PerKey // by notice: an edit that takes long is not begun again
 }
-
-const maxConcurrent = 4 // sends over one channel at the same time
 
 // New returns a notifier for the actions in gate. It starts nothing and connects
 // to nothing.
@@ -169,10 +170,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, conf Config) (*No
 	if conf.Poll <= 0 {
 		conf.Poll = time.Second
 	}
-	n := &Notifier{log: log, db: db, gate: gate, conf: conf, slots: map[Channel]chan struct{}{}}
-	for _, c := range channels() {
-		n.slots[c] = make(chan struct{}, maxConcurrent)
-	}
+	n := &Notifier{log: log, db: db, gate: gate, conf: conf, sends: newPlaces(), edits: newPlaces(), editing: semaphore.NewPerKey(1)}
 	if conf.From != "" {
 		if conf.Transport == nil {
 			return nil, errors.New("configure notices: mail needs a transport")
@@ -233,10 +231,10 @@ func (n *Notifier) Run(ctx context.Context) error {
 	}
 }
 
-// Step does one pass of [Notifier.Run]. It starts sends in the background, which
-// sending counts.
+// Step does one pass of [Notifier.Run]. It starts sends and edits in the background, which
+// sending counts, and waits for no other server.
 func (n *Notifier) Step(ctx context.Context, sending *sync.WaitGroup) error {
-	return errors.Join(n.rounds(ctx), n.reminders(ctx), n.escalations(ctx), n.dispatch(ctx, sending), n.digests(ctx, sending), n.editDecided(ctx))
+	return errors.Join(n.rounds(ctx), n.reminders(ctx), n.escalations(ctx), n.dispatch(ctx, sending), n.digests(ctx, sending), n.editDecided(ctx, sending))
 }
 
 // A person is a possible recipient of notices.

@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"postern/internal/audit"
@@ -220,19 +221,27 @@ func (n *Notifier) pushTo(ctx context.Context, to person, m pushMessage, keep ti
 	if err != nil {
 		return result{state: "failed", err: err}
 	}
+	// At the same time: one push service that answers slowly delays no other browser.
+	results := make([]result, len(devices))
+	var all sync.WaitGroup
+	for i, d := range devices {
+		all.Go(func() {
+			r, gone := result{}, false
+			if b, err := n.conf.Box.Open(d.sealed, "device", to.id, d.id); err != nil {
+				r = result{state: "failed", err: err} // its row was moved or changed
+			} else {
+				var sub Subscription
+				_ = json.Unmarshal(b, &sub) // parse refuses what is missing
+				clear(b)
+				r, gone = n.pushOnce(ctx, key, sub, plain, m.Tag, keep, urgent)
+			}
+			n.noteDevice(ctx, d.id, r, gone)
+			results[i] = r
+		})
+	}
+	all.Wait()
 	best := result{state: "failed", err: errNoAddress}
-	for _, d := range devices {
-		var r result
-		gone := false
-		if b, err := n.conf.Box.Open(d.sealed, "device", to.id, d.id); err != nil {
-			r = result{state: "failed", err: err} // its row was moved or changed
-		} else {
-			var sub Subscription
-			_ = json.Unmarshal(b, &sub) // parse refuses what is missing
-			clear(b)
-			r, gone = n.pushOnce(ctx, key, sub, plain, m.Tag, keep, urgent)
-		}
-		n.noteDevice(ctx, d.id, r, gone)
+	for _, r := range results {
 		// What one browser has got is not sent again for the others: they show it at the
 		// next notice, and the reminder follows.
 		if r.state == "sent" || best.state == "failed" {

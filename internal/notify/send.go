@@ -58,41 +58,52 @@ func (n *Notifier) dispatch(ctx context.Context, sending *sync.WaitGroup) error 
 		if !n.On(c) {
 			continue
 		}
-		var ids []string
-		err := n.db.View(ctx, func(tx *store.Tx) (err error) {
-			ids, err = tx.Strings(ctx, `select id from notice where state = 'waiting' and due_at <= $1 and channel = $2 order by due_at, at, id limit 100`, store.Time(time.Now()), c)
-			return err
-		})
+		list, err := n.due(ctx, c)
 		if err != nil {
 			return fmt.Errorf("find notices: %w", err)
 		}
-		for _, id := range ids {
-			select {
-			case n.slots[c] <- struct{}{}:
-			default:
-				id = "" // all slots are in use; the rest waits for the next pass
+		for _, d := range list {
+			release, ok := n.sends.take(c, d.project, d.holder)
+			if !ok {
+				continue // the next pass tries again
 			}
-			if id == "" {
-				break
-			}
-			p, err := n.takeNotice(ctx, id)
+			p, err := n.takeNotice(ctx, d.id)
 			if err != nil {
-				<-n.slots[c]
+				release()
 				if errors.Is(err, store.ErrNotFound) {
 					continue // another server took it, or it is held or dropped now
 				}
 				return fmt.Errorf("take notice: %w", err)
 			}
-			n.begin(ctx, sending, p)
+			n.begin(ctx, sending, p, release)
 		}
 	}
 	return nil
 }
 
-// begin sends p in the background and frees the slot that the caller has taken.
-func (n *Notifier) begin(ctx context.Context, sending *sync.WaitGroup, p outgoing) {
+// A dueNotice is a notice that waits and is due.
+type dueNotice struct{ id, project, holder string }
+
+// due returns notices over c that are due, the oldest first. Of each person and room it
+// returns so few that those of a server that never answers do not hide all others.
+func (n *Notifier) due(ctx context.Context, c Channel) (list []dueNotice, err error) {
+	err = n.db.View(ctx, func(tx *store.Tx) error {
+		list, err = store.List(ctx, tx, func(row func(...any) error) (d dueNotice, err error) {
+			err = row(&d.id, &d.project, &d.holder)
+			return d, err
+		}, `select id, project_id, person_id from (
+				select id, project_id, person_id, due_at, at, row_number() over (partition by person_id order by due_at, at, id) as nth
+				from notice where state = 'waiting' and due_at <= $1 and channel = $2) as due
+			where nth <= $3 order by due_at, at, id limit 1000`, store.Time(time.Now()), c, maxDue)
+		return err
+	})
+	return list, err
+}
+
+// begin sends p in the background and frees the places that the caller has taken.
+func (n *Notifier) begin(ctx context.Context, sending *sync.WaitGroup, p outgoing, release func()) {
 	sending.Go(func() {
-		defer func() { <-n.slots[p.channel] }()
+		defer release()
 		done, stopping := context.WithoutCancel(ctx), ctx
 		ctx, cancel := context.WithTimeout(done, sendTime)
 		defer cancel()
@@ -311,15 +322,15 @@ func (p *outgoing) fields() audit.Fields {
 // hour, collected, or from quiet hours. It becomes one message for each channel.
 func (n *Notifier) digests(ctx context.Context, sending *sync.WaitGroup) error {
 	type held struct {
-		holder  string
-		channel Channel
+		holder, project string
+		channel         Channel
 	}
 	var list []held
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
 		list, err = store.List(ctx, tx, func(row func(...any) error) (h held, err error) {
-			err = row(&h.holder, &h.channel)
+			err = row(&h.holder, &h.channel, &h.project)
 			return h, err
-		}, `select distinct person_id, channel from notice where state = 'held' and due_at <= $1`, store.Time(time.Now()))
+		}, `select distinct person_id, channel, project_id from notice where state = 'held' and due_at <= $1`, store.Time(time.Now()))
 		return err
 	})
 	if err != nil {
@@ -329,17 +340,16 @@ func (n *Notifier) digests(ctx context.Context, sending *sync.WaitGroup) error {
 		if !n.On(h.channel) {
 			continue
 		}
-		select {
-		case n.slots[h.channel] <- struct{}{}:
-		default:
+		release, ok := n.sends.take(h.channel, h.project, h.holder)
+		if !ok {
 			continue
 		}
 		p, err := n.takeDigest(ctx, h.holder, h.channel)
 		if err == nil && p.others > 0 {
-			n.begin(ctx, sending, p)
+			n.begin(ctx, sending, p, release)
 			continue
 		}
-		<-n.slots[h.channel]
+		release()
 		if err != nil {
 			return fmt.Errorf("gather held notices: %w", err)
 		}

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf16"
 
@@ -267,61 +268,93 @@ func (t *telegram) sendResult(err error) result {
 	return r
 }
 
-// editDecided edits the messages whose action was decided anywhere, or changed,
-// and removes their buttons.
-func (n *Notifier) editDecided(ctx context.Context) error {
-	type shown struct {
-		id, action       string
-		channel          Channel
-		holder, posted   string
-		version          int64
-		chat, message    int64
-		notBefore, tries int64
-	}
-	var list []shown
+// A shownMessage is a message with buttons about an action.
+type shownMessage struct {
+	id, action, project string
+	channel             Channel
+	holder, posted      string
+	version             int64
+	chat, message       int64
+	tries               int64
+}
+
+// editDecided edits, in the background, the messages whose action was decided anywhere, or
+// changed, and removes their buttons.
+func (n *Notifier) editDecided(ctx context.Context, sending *sync.WaitGroup) error {
+	var list []shownMessage
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
-		list, err = store.List(ctx, tx, func(row func(...any) error) (s shown, err error) {
-			err = row(&s.id, &s.action, &s.channel, &s.holder, &s.posted, &s.version, &s.chat, &s.message, &s.notBefore, &s.tries)
+		list, err = store.List(ctx, tx, func(row func(...any) error) (s shownMessage, err error) {
+			err = row(&s.id, &s.action, &s.project, &s.channel, &s.holder, &s.posted, &s.version, &s.chat, &s.message, &s.tries)
 			return s, err
-		}, `select n.id, n.action_id, n.channel, n.person_id, n.posted, n.version, n.chat_id, n.message_id, n.due_at, n.attempts from notice n join action a on a.id = n.action_id
-			where n.open = 1 and n.due_at <= $1 and (a.state <> 'pending' or a.version <> n.version) order by n.at, n.id limit 20`, store.Time(time.Now()))
+		}, `select id, action_id, project_id, channel, person_id, posted, version, chat_id, message_id, attempts from (
+				select n.id, n.action_id, n.project_id, n.channel, n.person_id, n.posted, n.version, n.chat_id, n.message_id, n.attempts, n.at,
+					row_number() over (partition by n.person_id, n.channel order by n.at, n.id) as nth
+				from notice n join action a on a.id = n.action_id where n.open = 1 and n.due_at <= $1 and (a.state <> 'pending' or a.version <> n.version)) as shown
+			where nth <= $2 order by at, id limit 1000`, store.Time(time.Now()), maxDue)
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("find messages about what is decided: %w", err)
 	}
 	for _, s := range list {
-		var a oversight.Action
-		err := n.db.View(ctx, func(tx *store.Tx) (err error) {
-			a, err = oversight.ActionUnchecked(ctx, tx, s.action)
-			return err
-		})
-		if err != nil {
-			return err
+		release, ok := n.edits.take(s.channel, s.project, s.holder)
+		if !ok {
+			continue
 		}
-		// Editing is idempotent, so two servers need no coordination.
-		open, due := 0, time.Time{}
-		r := result{}
-		if s.channel == Slack {
-			r = n.editSlack(ctx, s.holder, s.posted, a, s.version)
-		} else if n.bot != nil {
-			if err := n.edit(ctx, s.chat, int(s.message), a, s.version); err != nil {
-				r = n.bot.sendResult(err)
+		done, ok := n.editing.TryAcquire(s.id)
+		if !ok {
+			release()
+			continue
+		}
+		sending.Go(func() {
+			defer release()
+			defer done()
+			if err := n.editOne(ctx, s); err != nil && ctx.Err() == nil {
+				n.log.ErrorContext(ctx, "edit message", "notice", s.id, "err", err)
 			}
-		}
-		if r.err != nil {
-			n.log.WarnContext(ctx, "edit message", "action", s.action, "channel", s.channel, "err", r.err)
-			if r.state != "failed" && s.tries < maxAttempts+3 {
-				open, due = 1, time.Now().Add(max(r.after, 10*time.Second*time.Duration(s.tries)))
-			}
-		}
-		err = n.db.Update(ctx, func(tx *store.Tx) error {
-			_, err := tx.ExecContext(ctx, `update notice set open = $1, due_at = $2, attempts = attempts + $1 where id = $3`, open, store.Time(due), s.id)
-			return err
 		})
-		if err != nil {
-			return fmt.Errorf("record edit: %w", err)
+	}
+	return nil
+}
+
+// editOne edits one message. Editing is idempotent, so two servers need no coordination.
+func (n *Notifier) editOne(ctx context.Context, s shownMessage) error {
+	var a oversight.Action
+	still := false
+	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
+		if a, err = oversight.ActionUnchecked(ctx, tx, s.action); err != nil {
+			return err
 		}
+		// It was listed before its place was taken, and may have been edited since.
+		var open int
+		err = tx.One(ctx, `select count(*) from notice where id = $1 and open = 1 and attempts = $2`, []any{s.id, s.tries}, &open)
+		still = open == 1
+		return err
+	})
+	if err != nil || !still {
+		return err
+	}
+	open, due := 0, time.Time{}
+	r := result{}
+	if s.channel == Slack {
+		r = n.editSlack(ctx, s.holder, s.posted, a, s.version)
+	} else if n.bot != nil {
+		if err := n.edit(ctx, s.chat, int(s.message), a, s.version); err != nil {
+			r = n.bot.sendResult(err)
+		}
+	}
+	if r.err != nil {
+		n.log.WarnContext(ctx, "edit message", "action", s.action, "channel", s.channel, "err", r.err)
+		if r.state != "failed" && s.tries < maxAttempts+3 {
+			open, due = 1, time.Now().Add(max(r.after, 10*time.Second*time.Duration(s.tries)))
+		}
+	}
+	err = n.db.Update(ctx, func(tx *store.Tx) error {
+		_, err := tx.ExecContext(ctx, `update notice set open = $1, due_at = $2, attempts = attempts + $1 where id = $3`, open, store.Time(due), s.id)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("record edit: %w", err)
 	}
 	return nil
 }
