@@ -1,8 +1,10 @@
 package notify_test
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -488,4 +490,35 @@ func or(s, otherwise string) string {
 		return otherwise
 	}
 	return s
+}
+
+// FuzzParseSlackPress: a body that is taken is one press of one button, by somebody. Slack
+// signs what people make, so all of it is hostile.
+func FuzzParseSlackPress(f *testing.F) {
+	press := `{"type":"block_actions","team":{"id":"T1"},"user":{"id":"U1","username":"x","team_id":"T1"},"channel":{"id":"C1"},"container":{"message_ts":"1.2"},` +
+		`"actions":[{"action_id":"approve","value":"a:ABC:1:0123456789abcdef"}],"state":{"values":{"reason":{"reason":{"value":"no"}}}}}`
+	for _, s := range []string{
+		"payload=" + url.QueryEscape(press), "payload=" + url.QueryEscape(press) + "&payload=%7B%7D", "payload=" + url.QueryEscape(strings.Replace(press, `"user":{"id":"U1"`, `"user":{"id":""`, 1)),
+		"payload=" + url.QueryEscape(strings.Replace(press, `"actions":[`, `"actions":[{},`, 1)), "payload=" + url.QueryEscape(strings.Replace(press, "block_actions", "view_submission", 1)),
+		"payload=" + url.QueryEscape(strings.Replace(press, `"value":"no"`, `"value":null`, 1)), "payload=%7B", "payload=", "", "%zz", ";payload={}", press, "payload=" + url.QueryEscape(press+press),
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if !notify.ParseSlackPress(body) {
+			return
+		}
+		form, err := url.ParseQuery(string(body))
+		if err != nil || len(form["payload"]) != 1 {
+			t.Fatalf("%q was taken: %v", body, err)
+		}
+		var p struct {
+			Type    string
+			User    struct{ ID string }
+			Actions []any
+		}
+		if err := json.Unmarshal([]byte(form.Get("payload")), &p); err != nil || p.Type != "block_actions" || p.User.ID == "" || len(p.Actions) != 1 {
+			t.Errorf("%q was taken as a press: %+v, %v", body, p, err)
+		}
+	})
 }
