@@ -522,12 +522,17 @@ var (
 )
 
 // signal signals the process group. A shell's children would otherwise continue and
-// keep its output open.
+// keep its output open. A kill of a terminal reaches all of its session: a shell with job
+// control puts each job into a group of its own, and the attack is a job in the background
+// that outlives the person's right.
 func (p *process) signal(sig unix.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.end != nil {
 		return errGone
+	}
+	if sig == unix.SIGKILL && p.tty != nil {
+		killSession(p.pid)
 	}
 	if err := unix.Kill(-p.pid, sig); errors.Is(err, unix.ESRCH) {
 		return errGone
@@ -535,6 +540,23 @@ func (p *process) signal(sig unix.Signal) error {
 		return fmt.Errorf("signal process %d: %w", p.pid, err)
 	}
 	return nil
+}
+
+// killSession kills the processes of a session but its first, whose ID it has: while that
+// lives, no other session has the ID. What has left the session goes on.
+func killSession(leader int) {
+	for range 20 { // a process may start others while the list is read
+		found := false
+		for _, p := range readProcs("/proc") {
+			if p.session == leader && p.pid != leader && !p.dead && unix.Kill(p.pid, unix.SIGKILL) == nil {
+				found = true
+			}
+		}
+		if !found {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // write writes to the process's input. It blocks while the process does not read,

@@ -550,6 +550,43 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
+// TestKillOfTerminalReachesJobs: a job in the background of a shell with job control, which
+// has a group of its own, ends with the terminal.
+func TestKillOfTerminalReachesJobs(t *testing.T) {
+	g := newRig(t)
+	req := connect.NewRequest(&processpb.StartRequest{
+		Process: &processpb.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-c", "set -m; sleep 78 & echo job:$!:; read x"}},
+		Pty:     &processpb.PTY{Size: &processpb.PTY_Size{Cols: 100, Rows: 40}},
+	})
+	st, pid := g.begin(t.Context(), req)
+	defer st.Close()
+	var r result
+	for strings.Count(string(r.pty), ":") < 2 {
+		if !st.Receive() {
+			t.Fatalf("%q: %v", r.pty, st.Err())
+		}
+		r.take(st.Msg().GetEvent())
+	}
+	job, err := strconv.Atoi(strings.Split(string(r.pty), ":")[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if group, err := unix.Getpgid(job); err != nil || group != job {
+		t.Fatalf("the job is in the group %d, %v, want its own", group, err)
+	}
+	if _, err := g.proc.SendSignal(t.Context(), connect.NewRequest(&processpb.SendSignalRequest{Process: byPid(pid), Signal: processpb.Signal_SIGNAL_SIGKILL})); err != nil {
+		t.Fatal(err)
+	}
+	for st.Receive() {
+		r.take(st.Msg().GetEvent())
+	}
+	for _, p := range readProcs("/proc") {
+		if p.pid == job && !p.dead {
+			t.Errorf("the job goes on: %+v", p)
+		}
+	}
+}
+
 func TestSelector(t *testing.T) {
 	g := newRig(t)
 	_, err := g.proc.Connect(t.Context(), connect.NewRequest(&processpb.ConnectRequest{Process: byPid(1)}))
