@@ -78,6 +78,11 @@ func (c *Casts) Record(id string, cols, rows uint32) (*Recorder, error) {
 		old = old[:len(old)-1]
 	}
 	now := time.Now()
+	// The attack: terminals that open and flood one after the other fill the disk between
+	// two rounds of [Casts.Run].
+	if err := c.prune(now, castSize); err != nil {
+		return nil, fmt.Errorf("make room for a recording: %w", err)
+	}
 	name := id + "-" + strconv.FormatInt(now.UnixMicro(), 10) + ".cast"
 	if !castName().MatchString(name) {
 		return nil, fmt.Errorf("record %q: %w", id, store.ErrNotFound)
@@ -189,7 +194,7 @@ func (c *Casts) Run(ctx context.Context) error {
 	t := time.NewTicker(time.Hour)
 	defer t.Stop()
 	for {
-		if err := c.prune(time.Now()); err != nil {
+		if err := c.prune(time.Now(), 0); err != nil {
 			c.log.ErrorContext(ctx, "prune recordings of terminals", "err", err)
 		}
 		select {
@@ -200,17 +205,20 @@ func (c *Casts) Run(ctx context.Context) error {
 	}
 }
 
-// prune removes recordings that are a week old, and then the oldest until the rest fits.
-func (c *Casts) prune(now time.Time) error {
+// prune removes recordings that are a week old, and then the oldest until the rest fits and
+// leaves room for so many bytes.
+func (c *Casts) prune(now time.Time, room int64) error {
 	all, err := c.all()
 	if err != nil {
 		return err
 	}
-	var total int64
+	total := room
 	var errs []error
 	for _, x := range all {
 		if total += x.Size; total > castAll || now.Sub(x.At) > castFor {
-			errs = append(errs, os.Remove(filepath.Join(c.dir, x.Name)))
+			if err := os.Remove(filepath.Join(c.dir, x.Name)); !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
 		}
 	}
 	return errors.Join(errs...)

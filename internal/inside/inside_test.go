@@ -2,6 +2,8 @@ package inside
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -131,10 +133,43 @@ func TestCasts(t *testing.T) {
 	if _, err := c.Record("../x", 1, 1); err == nil {
 		t.Error("a recording outside the directory")
 	}
-	if err := c.prune(time.Now().Add(castFor + time.Minute)); err != nil {
+	if err := c.prune(time.Now().Add(castFor+time.Minute), 0); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := os.ReadDir(c.dir); len(left) != 0 {
 		t.Errorf("%d files are left", len(left))
+	}
+}
+
+// TestCastsLeaveRoom: terminals that open and flood one after the other take no more than
+// the limit, also between two rounds of the sweep.
+func TestCastsLeaveRoom(t *testing.T) {
+	c, err := NewCasts(slog.New(slog.DiscardHandler), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const many = castAll/castSize + 5
+	for i := range many {
+		r, err := c.Record(fmt.Sprintf("i%020d", i), 80, 24)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(r.file.Truncate(castSize), r.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := c.all()
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := int64(0)
+	for _, x := range all {
+		total += x.Size
+	}
+	if total > castAll || len(all) < 10 {
+		t.Errorf("%d recordings take %d bytes, the limit is %d", len(all), total, int64(castAll))
+	}
+	if list, err := c.List(fmt.Sprintf("i%020d", many-1)); err != nil || len(list) != 1 {
+		t.Errorf("the newest one: %v, %v", list, err)
 	}
 }
