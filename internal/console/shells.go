@@ -26,10 +26,10 @@ import (
 // Limits of terminals.
 const (
 	ticketFor   = 30 * time.Second // within which the page's script must come
-	maxTickets  = 200
-	maxShells   = 8         // open ones of one person
-	maxTyped    = 64 << 10  // bytes of one message from a browser
-	unseenMost  = 256 << 10 // bytes that were sent and not yet drawn; then the shell waits
+	maxTickets  = 8                // of one person that are not used yet
+	maxShells   = 8                // open ones of one person
+	maxTyped    = 64 << 10         // bytes of one message from a browser
+	unseenMost  = 256 << 10        // bytes that were sent and not yet drawn; then the shell waits
 	shellCheck  = 3 * time.Second
 	shellIdle   = 30 * time.Minute // without a key
 	sendPatient = 30 * time.Second
@@ -55,12 +55,17 @@ type shells struct {
 func (s *shells) issue(t ticket) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	n := 0
 	for name, old := range s.tickets {
 		if time.Now().After(old.until) {
 			delete(s.tickets, name)
+		} else if old.who.Project == t.who.Project && old.who.ID == t.who.ID {
+			n++
 		}
 	}
-	if len(s.tickets) >= maxTickets {
+	// The attack: an owner of one project loads the page again and again, so that nobody of
+	// another one opens a terminal. A limit for all of them would let that happen.
+	if n >= maxTickets {
 		return "", errStreams
 	}
 	name := rand.Text()
