@@ -237,7 +237,7 @@ func (s actionHandlers) showAction(w http.ResponseWriter, r *http.Request, who a
 		return err
 	}
 	if status == http.StatusOK {
-		s.opened.add(r, who, &v.Action)
+		s.open(r, who, &v.Action)
 	}
 	p := page{Name: "action", Title: or(v.View.Title, "(no subject)"), Who: who, Here: "queue", Body: v, shape: "review chosen"}
 	p.Watch = id

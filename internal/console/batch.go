@@ -105,7 +105,9 @@ func (s batchHandlers) item(ctx context.Context, who auth.Principal, id string) 
 	if b.approvals, err = s.approvals(ctx, who, &r.Action); err != nil {
 		return batchItem{}, err
 	}
-	b.Was = s.opened.has(who, &r.Action)
+	if b.Was, err = s.gate.HasOpened(ctx, who, &r.Action); err != nil {
+		return batchItem{}, err
+	}
 	switch {
 	case !b.Asked:
 		b.Alone = "policy assigns it to other reviewers"
@@ -197,7 +199,7 @@ func (s batchHandlers) decideBatch(w http.ResponseWriter, r *http.Request, who a
 		}
 		answers[i] = answer{ID: d.ID, Title: or(item.View.Title, "(no subject)")}
 		if approve && !item.Ready() && item.Version == d.Version && item.Hex() == d.Digest {
-			// The button was not on the page: the form was forged, or the server started anew.
+			// The button was not on the page: the form was forged.
 			answers[i].Text = "not approved: " + item.Alone
 			if item.First != "" {
 				answers[i].Text = "not approved: open it first, " + item.First

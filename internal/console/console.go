@@ -130,8 +130,6 @@ type Server struct {
 	closed    chan struct{} // by Close
 	closing   sync.Once
 
-	opened openings
-
 	mu     sync.Mutex // guards what follows
 	briefs map[string]brief
 	pulses map[string]pulse // by project

@@ -117,7 +117,7 @@ func enqueue(ctx context.Context, tx *store.Tx, was State, a *Action) error {
 		if was != Pending {
 			return nil
 		}
-		for _, table := range []string{"waiting", "snooze", "assignment"} {
+		for _, table := range []string{"waiting", "snooze", "assignment", "opened"} {
 			if err := tx.Later(ctx, `delete from `+table+` where action_id = $1`, a.ID); err != nil {
 				return fmt.Errorf("take action %s off the queue: %w", a.ID, err)
 			}
