@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -173,20 +172,8 @@ func TestBrowserAccess(t *testing.T) {
 		}
 		return err
 	})
-	out := t.TempDir()
-	if shots := os.Getenv("POSTERN_TEST_SCREENSHOTS"); shots != "" {
-		out = shots
-	}
-	script, err := filepath.Abs("../../test/browser/access.mjs")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), "node", script, f.url, f.url+"/console/setup?token="+empty.Reveal(), out, "ann", password, "/console/actions/"+f.narrows.ID)
-	said, err := cmd.CombinedOutput()
-	t.Logf("%s", said)
-	if err != nil {
-		t.Fatalf("the browser's test: %v (it needs node, chromium and test/install-npm test/browser)", err)
-	}
+	out := pictures(t)
+	drive(t, "access.mjs", f.url, f.url+"/console/setup?token="+empty.Reveal(), out, "ann", password, "/console/actions/"+f.narrows.ID)
 	if os.Getenv("POSTERN_TEST_ACCESS") != "all" {
 		return
 	}

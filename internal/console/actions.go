@@ -351,16 +351,21 @@ func (s actionHandlers) decide(w http.ResponseWriter, r *http.Request, who auth.
 	default:
 		return fmt.Errorf("%w: decision must be approve or reject", errForm)
 	}
+	return s.thenNext(w, r, who, id, func() error { return s.gate.Decide(r.Context(), who, d) })
+}
+
+// thenNext does what takes an action off the viewer's queue, and opens the one behind it.
+func (s actionHandlers) thenNext(w http.ResponseWriter, r *http.Request, who auth.Principal, id string, do func() error) error {
 	f, err := filterOf(r)
 	if err != nil {
 		return err
 	}
-	// The place of the action is read before the decision: afterwards it has none.
+	// The place of the action is read before: afterwards it has none.
 	p, err := s.queued(r.Context(), who, f, id)
 	if err != nil {
 		return err
 	}
-	if err := s.gate.Decide(r.Context(), who, d); err != nil {
+	if err := do(); err != nil {
 		return s.after(w, r, who, id, err)
 	}
 	return s.onward(w, r, p, id)

@@ -6,9 +6,6 @@ import (
 	"image"
 	"image/png"
 	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -138,17 +135,5 @@ func TestBrowserFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shots := os.Getenv("POSTERN_TEST_SCREENSHOTS")
-	if shots == "" {
-		shots = t.TempDir()
-	}
-	script, err := filepath.Abs("../../test/browser/preview.mjs")
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.CommandContext(t.Context(), "node", script, f.url, f.url+"/console/setup?token="+f.link.Reveal(), shots, a.ID, f.code("ann")).CombinedOutput()
-	t.Logf("%s", out)
-	if err != nil {
-		t.Fatalf("the browser's test: %v (it needs node, chromium and test/install-npm test/browser)", err)
-	}
+	f.drive("preview.mjs", a.ID, f.code("ann"))
 }

@@ -1,6 +1,8 @@
 package console_test
 
 import (
+	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -14,6 +16,8 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/build"
+	"postern/internal/command"
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
@@ -26,6 +30,33 @@ import (
 type stage struct {
 	*fixture
 	proposed map[string]oversight.Action // by the name that the script gave
+	sandbox  string                      // ID of the one that works; empty before
+}
+
+// work has a sandbox do something all through the day, and the disk be measured, for pictures.
+func (s *stage) work() {
+	s.sandbox = s.day().ID
+	s.heap(0)
+	for _, name := range []string{"analysis", "reports"} {
+		b := build.Build{ID: rand.Text() + rand.Text()[:10], Ended: time.Now().Add(-40 * time.Hour), Result: build.Result{Bytes: 188_000_000 + int64(len(name))<<20}}
+		s.builds.builds = append(s.builds.builds, build.Unused{Build: b, Name: name})
+	}
+	r := s.commands[s.sandbox]
+	now := time.Now()
+	for at := now.UTC().Truncate(24 * time.Hour).Add(7 * time.Minute); at.Before(now.Add(-time.Minute)); at = at.Add(11 * time.Minute) {
+		for i, line := range []string{"python3 fetch.py --since yesterday", "git diff --stat", "pytest -q tests/test_rates.py"}[:1+at.Minute()%3] {
+			c := command.Command{Time: at.Add(time.Duration(i) * time.Minute), Path: "/usr/bin/" + strings.Fields(line)[0], Args: strings.Fields(line), Verdict: command.Allowed, Exited: true}
+			c.Ended = c.Time.Add(time.Duration(900+at.Minute()*31) * time.Millisecond)
+			if i == 2 && at.Hour()%5 == 0 {
+				c.Code = 1
+			}
+			r.Commands = append(r.Commands, c)
+		}
+	}
+	s.commands[s.sandbox] = r
+	ctx, cancel := context.WithCancel(s.t.Context())
+	s.t.Cleanup(cancel)
+	go func() { _ = s.console.Run(ctx) }()
 }
 
 // hostile is a mail that tries everything on who looks at it.
@@ -46,7 +77,7 @@ func (s *stage) play(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"id": a.ID, "state": a.State, "version": a.Version, "sent": s.hop.sent(), "inbox": s.inbox.ID})
+	_ = json.NewEncoder(w).Encode(map[string]any{"id": a.ID, "state": a.State, "version": a.Version, "sent": s.hop.sent(), "inbox": s.inbox.ID, "sandbox": s.sandbox})
 }
 
 // deed does what the script asks for, and returns the action that it is about.
@@ -97,6 +128,8 @@ func (s *stage) deed(do string, q url.Values) (a oversight.Action, err error) {
 		err = s.gate.Decide(ctx, bob, oversight.Decision{ID: a.ID, Version: now.Version, Digest: now.Hex(), Approve: q.Get("reject") == "", Reason: q.Get("reject")})
 	case "runs":
 		*s.runs = *ofRuns(s.t, s.project.Project, q.Get("hostile"))
+	case "work":
+		s.work()
 	case "drain":
 		s.drain()
 	case "strong":
@@ -118,6 +151,35 @@ func or(s, otherwise string) string {
 	return s
 }
 
+// pictures returns where a browser's test keeps its pictures.
+func pictures(t testing.TB) string {
+	if dir := os.Getenv("POSTERN_TEST_SCREENSHOTS"); dir != "" {
+		return dir
+	}
+	return t.TempDir()
+}
+
+// drive runs a script of test/browser against the console, with its set-up link and these
+// further arguments.
+func (f *fixture) drive(script string, args ...string) {
+	f.t.Helper()
+	drive(f.t, script, append([]string{f.url, f.url + "/console/setup?token=" + f.link.Reveal(), pictures(f.t)}, args...)...)
+}
+
+// drive runs a script of test/browser.
+func drive(t testing.TB, script string, args ...string) {
+	t.Helper()
+	file, err := filepath.Abs("../../test/browser/" + script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), "node", append([]string{file}, args...)...).CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Fatalf("%s: %v (it needs node, chromium and test/install-npm test/browser)", script, err)
+	}
+}
+
 // TestBrowser plays the decision flows in headless Chromium, with and without
 // JavaScript, on wide and narrow screens, light and dark. With
 // POSTERN_TEST_SCREENSHOTS it keeps the pictures there.
@@ -131,17 +193,5 @@ func TestBrowser(t *testing.T) {
 	}
 	server := httptest.NewServer(http.HandlerFunc(s.play))
 	defer server.Close()
-	shots := os.Getenv("POSTERN_TEST_SCREENSHOTS")
-	if shots == "" {
-		shots = t.TempDir()
-	}
-	script, err := filepath.Abs("../../test/browser/oversight.mjs")
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.CommandContext(t.Context(), "node", script, s.url, s.url+"/console/setup?token="+s.link.Reveal(), shots, server.URL).CombinedOutput()
-	t.Logf("%s", out)
-	if err != nil {
-		t.Fatalf("the browser's test: %v (it needs node, chromium and test/install-npm test/browser)", err)
-	}
+	s.drive("oversight.mjs", server.URL)
 }

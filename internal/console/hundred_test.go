@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -130,10 +128,6 @@ func TestHundred(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a browser is for whole runs")
 	}
-	script, err := filepath.Abs("../../test/browser/hundred.mjs")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, tt := range []struct {
 		by       string
 		n, traps int
@@ -146,11 +140,7 @@ func TestHundred(t *testing.T) {
 			s.fill(tt.n, tt.traps)
 			server := httptest.NewServer(http.HandlerFunc(s.play))
 			defer server.Close()
-			out, err := exec.CommandContext(t.Context(), "node", script, s.url, s.url+"/console/setup?token="+s.link.Reveal(), t.TempDir(), server.URL, tt.by, strconv.Itoa(tt.n)).CombinedOutput()
-			t.Logf("%s", out)
-			if err != nil {
-				t.Fatalf("the reviewer: %v", err)
-			}
+			s.drive("hundred.mjs", server.URL, tt.by, strconv.Itoa(tt.n))
 			s.check(tt.n, tt.traps)
 		})
 	}

@@ -5,9 +5,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -148,18 +145,6 @@ func TestPushInBrowser(t *testing.T) {
 		}
 	}))
 	defer deeds.Close()
-	shots := os.Getenv("POSTERN_TEST_SCREENSHOTS")
-	if shots == "" {
-		shots = t.TempDir()
-	}
-	script, err := filepath.Abs("../../test/browser/push.mjs")
-	if err != nil {
-		t.Fatal(err)
-	}
 	// Chromium has service workers over HTTPS alone, or at localhost.
-	out, err := exec.CommandContext(t.Context(), "node", script, f.url, f.url+"/console/setup?token="+f.link.Reveal(), shots, deeds.URL).CombinedOutput()
-	t.Logf("%s", out)
-	if err != nil {
-		t.Fatalf("the browser's test: %v (it needs node, chromium and test/install-npm test/browser)", err)
-	}
+	f.drive("push.mjs", deeds.URL)
 }

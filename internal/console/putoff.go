@@ -82,18 +82,9 @@ func (s putOffHandlers) snooze(w http.ResponseWriter, r *http.Request, who auth.
 	if err != nil {
 		return err
 	}
-	f, err := filterOf(r)
-	if err != nil {
-		return err
-	}
-	p, err := s.queued(r.Context(), who, f, id) // its place, before it has none
-	if err != nil {
-		return err
-	}
-	if err := s.gate.Snooze(r.Context(), who, id, m.At, m.Value == "answer"); err != nil {
-		return s.after(w, r, who, id, err)
-	}
-	return s.onward(w, r, p, id)
+	return s.thenNext(w, r, who, id, func() error {
+		return s.gate.Snooze(r.Context(), who, id, m.At, m.Value == "answer")
+	})
 }
 
 func (s putOffHandlers) wake(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

@@ -266,15 +266,17 @@ async function live(signedIn) {
 }
 
 // shown takes the screenshots for docs/reference/console.md, if requested: the top of
-// each page, before scrolling.
-async function shown(pages, signedIn) {
+// each page, before scrolling. Those in both have all four forms, the others two.
+async function shown(both, pages, signedIn) {
   const dir = process.env.POSTERN_DOCS_SCREENSHOTS
   if (!dir) return
   mkdirSync(dir, { recursive: true })
-  for (const [kind, viewport, colorScheme] of [['wide', { width: 1000, height: 760 }, 'light'], ['narrow', { width: 360, height: 740 }, 'dark']]) {
+  const [wide, narrow] = [{ width: 1280, height: 860 }, { width: 390, height: 780 }]
+  const all = [...both, ...pages]
+  for (const [kind, viewport, colorScheme, which] of [['wide', wide, 'light', all], ['narrow', narrow, 'dark', all], ['wide-dark', wide, 'dark', both], ['narrow-light', narrow, 'light', both]]) {
     const context = await open({ viewport, colorScheme, storageState: signedIn })
     const page = await context.newPage()
-    for (const [title, path, act] of pages) {
+    for (const [title, path, act] of which) {
       await page.goto(at(path))
       if (act) await act(page)
       await page.screenshot({ path: join(dir, `${title}-${kind}.png`) })
@@ -352,8 +354,12 @@ async function run() {
   ], signedIn)
   await play('propose', { name: 'fresh', kind: 'report' })
   const fresh = await play('state', { name: 'fresh' })
+  const work = process.env.POSTERN_DOCS_SCREENSHOTS ? await play('work') : fresh
   await shown([
-    ['queue', '/console/review'], ['batch', '/console/batch'], ['action', `/console/actions/${fresh.id}`, (p) => p.locator('#s-what').evaluate((e) => e.scrollIntoView())], ['edited', `/console/actions/${seen.report.id}`],
+    ['overview', '/console/'], ['queue', '/console/review'], ['action', `/console/actions/${fresh.id}`], ['day', `/console/agents/${work.inbox}`],
+  ], [
+    ['agents', '/console/agents'], ['disk', '/console/disk'], ['sandbox', `/console/sandboxes/${work.sandbox}`], ['notifications', '/console/account/notifications'],
+    ['batch', '/console/batch'], ['edited', `/console/actions/${seen.report.id}`],
     ['hostile', `/console/actions/${evil.id}`], ['inbox', seen.inbox], ['policy', '/console/policy'], ['draft', '/console/policy/draft', (p) => p.locator('#try').click()],
     ['switches', '/console/switches'], ['webhooks', '/console/webhooks'], ['webhook', webhook], ['decided', '/console/decided'], ['done', `/console/actions/${seen.large.id}`], ['inboxes', '/console/inboxes'],
     ['quarantine', '/console/quarantine'], ['sending', '/console/sending'], ['domains', '/console/domains'], ['mailboxes', '/console/mailboxes'], ['mailbox', mailbox], ['sandboxes', '/console/sandboxes'], ['runs', '/console/runs'], ['run', run], ['keys', '/console/keys'], ['audit', '/console/audit'], ['account', '/console/account'], ['people', '/console/people'],
