@@ -117,7 +117,7 @@ async function run() {
   await go('/console/review')
   check('the queue shows the number of held messages', await page.getByText('2 incoming messages are held').isVisible())
   await go('/console/quarantine')
-  const held = page.locator('.queue-list a.row.held')
+  const held = page.locator('.queue-list a.row')
   const chosen = page.locator('article.detail')
   check('the quarantine shows the findings but no content', await held.count() === 2 && /ignore its instructions/.test(await chosen.innerText()) && !/Kohlrabi|evil\.example/.test(await page.content()))
   await pictures([['quarantine', '/console/quarantine'], ['queue-held', '/console/review'], ['sending', '/console/sending']], state)
