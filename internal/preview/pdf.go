@@ -15,8 +15,10 @@ type Document struct {
 	Pages int // 0 if that is not known
 }
 
-// maxPDF bounds a PDF file that is read, in bytes.
-const maxPDF = 8 << 20
+const (
+	maxPDF    = 8 << 20 // bytes of a PDF file that is read, and of what is unpacked from it
+	maxPieces = 200     // of the text that pages show
+)
 
 // Words of a PDF file that make it do something, each with what it does. Programs that
 // open the file may do it without asking.
@@ -45,6 +47,7 @@ type finder struct {
 	reasons []string
 	media   int
 	size    int
+	more    bool // there was more than is looked through
 }
 
 var _ extract.Visitor = (*finder)(nil)
@@ -56,7 +59,8 @@ func (f *finder) Words(extract.Place, string)      {}
 // what people read.
 func (f *finder) Text(at extract.Place, text string) string {
 	switch f.size += len(text); {
-	case f.size > 8<<20:
+	case f.size > maxPDF:
+		f.more = true
 	case at.How == "pieces of text":
 		f.pages = append(f.pages, text)
 	case at.How == "" && at.Depth == 1:
@@ -103,8 +107,15 @@ func (f *File) pdf(data []byte) {
 	if n := names["URI"]; n > 0 {
 		f.note("it has %s to elsewhere", plural((n+1)/2, "link", "links"))
 	}
-	f.Text = strings.TrimSpace(best(found.pages))
+	f.Text = strings.TrimSpace(best(found.pages[:min(len(found.pages), maxPieces)]))
 	f.missing("only the text is shown: not how it looks, and no picture of a text")
+	if found.more {
+		// The attack: a script behind eight megabytes of nothing.
+		f.missing("only %d MiB of what is packed in it were looked through, so it may do more than is said here", maxPDF>>20)
+	}
+	if len(found.pages) > maxPieces {
+		f.missing("only the first %d pieces of its text are shown", maxPieces)
+	}
 	if f.Text == "" {
 		f.missing("no text was found in it: its pages may be pictures")
 	}
@@ -123,14 +134,11 @@ func (f *File) pdf(data []byte) {
 func best(pages []string) string {
 	letters := func(s string) (n int) {
 		for _, r := range s {
-			if extract.Letter(r) {
+			if extract.Letter(r) || r >= '0' && r <= '9' { // a page may be an account's number alone
 				n++
 			}
 		}
 		return n
-	}
-	if len(pages) > 200 {
-		pages = pages[:200]
 	}
 	var kept []string
 	for _, p := range pages {
@@ -145,13 +153,16 @@ func best(pages []string) string {
 	return strings.Join(kept, "\n\n")
 }
 
-// pdfNames counts the names of a PDF file, with what is written in escapes (ISO 32000-1,
-// section 7.3.5). The attack: "/J#61vaScript" is a script all the same. "Type/Page"
-// counts the pages.
+// pdfNames counts those names of a PDF file that somebody asks for, with what is written in
+// escapes (ISO 32000-1, section 7.3.5). The attacks: "/J#61vaScript" is a script all the
+// same; a hundred thousand other names before it. "Type/Page" counts the pages.
 func pdfNames(data []byte) map[string]int {
-	out := map[string]int{}
+	out := map[string]int{"URI": 0}
+	for _, a := range pdfActs() {
+		out[a.name] = 0
+	}
 	last := ""
-	for at := 0; len(out) < 20_000; {
+	for at := 0; ; {
 		i := bytes.IndexByte(data[at:], '/')
 		if i < 0 {
 			break
@@ -164,7 +175,9 @@ func pdfNames(data []byte) map[string]int {
 		}
 		name := unescapeName(string(data[at:end]))
 		at = end
-		out[name]++
+		if _, ok := out[name]; ok {
+			out[name]++
+		}
 		if last == "Type" && name == "Page" && len(bytes.TrimSpace(between)) == 0 {
 			out["Type/Page"]++
 		}

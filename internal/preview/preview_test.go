@@ -5,6 +5,7 @@ import (
 	"archive/zip"
 	"bytes"
 	"compress/gzip"
+	"compress/zlib"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -297,6 +298,23 @@ func TestDocument(t *testing.T) {
 	}
 	says(t, "notes", f.Notes, "form")
 	says(t, "notes", f.Notes, "files within")
+	// The attack: so many names that the one that matters comes behind those that are read.
+	var names strings.Builder
+	for i := range 30_000 {
+		fmt.Fprintf(&names, "/N%d 1 ", i)
+	}
+	says(t, "notes", preview.Of("a.pdf", "application/pdf", document(names.String()+"/OpenAction << /S /JavaScript /JS (app.alert) >>")).Notes, "script")
+	large := document("/X 1\n" + "7 0 obj << /Length 9000000 /Filter /FlateDecode >> stream\n" + deflated(strings.Repeat("nothing at all ", 600_000)) + "\nendstream endobj\n")
+	says(t, "missing", preview.Of("a.pdf", "application/pdf", large).Missing, "may do more")
+}
+
+// deflated returns text as PDF files pack it.
+func deflated(text string) string {
+	var b bytes.Buffer
+	z := zlib.NewWriter(&b)
+	_, _ = z.Write([]byte(text)) // to memory
+	_ = z.Close()
+	return b.String()
 }
 
 func picture(t testing.TB, format string, w, h int) []byte {
