@@ -142,7 +142,7 @@ func (s *ActionService) Comment(ctx context.Context, id string, in NewComment) (
 }
 
 // A QueueQuery selects actions that wait for a person. The zero QueueQuery selects the
-// first 50 by risk, without those that the person has put off.
+// first 50 by risk, without those that the person has snoozed.
 type QueueQuery struct {
 	PageQuery
 
@@ -155,7 +155,7 @@ type QueueQuery struct {
 	Mine      bool     // only what policy asks the caller about
 	Assigned  bool     // only what is assigned to the caller
 	Grave     bool     // only what has a grave finding
-	Snoozed   bool     // what the caller has put off, instead of what they have not
+	Snoozed   bool     // only actions that the caller has snoozed
 }
 
 // Queue returns a page of what waits for a person, with its risk. The caller must be a

@@ -279,16 +279,18 @@ Approves one action: exactly the bytes whose digest "postern pending" shows.
 They are hashed again before they leave. If the action has changed or somebody
 has decided already, nothing happens and the exit status is 1.
 
-Where "postern pending" shows a grave finding, such as a lookalike domain or a
-hidden recipient, tick it with --seen ID, once for each. On a terminal you are
-asked instead. Without the tick the server refuses the approval.
+A grave finding, such as a lookalike domain or a hidden recipient, needs a tick:
+--seen ID, once for each finding that "postern pending" shows as GRAVE. On a
+terminal the command asks instead. Without the tick the server refuses the approval.
 
 With --allow-address or --allow-domain an owner also lets the inbox write to that
 recipient, or the sandbox reach that host (--allow-path), without asking until a
-time. Where that cannot be allowed, nothing is approved.
+time. If that cannot be allowed, nothing is approved.
 
-Over the local socket you have no name and may be anybody with an account. Sign in
-first where policy asks for two people, or for somebody other than the proposer: export POSTERN_SESSION=$(postern login NAME).`, true)
+Over the local socket you have no name, and could be anybody with an account. If
+policy requires two people, or somebody other than the proposer, sign in first:
+
+  export POSTERN_SESSION=$(postern login NAME)`, true)
 }
 
 func rejectCommand() *command {

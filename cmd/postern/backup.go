@@ -19,11 +19,12 @@ func backupCommand() *command {
 		use: "backup FILE", short: "copy the database",
 		long: `
 Writes a consistent copy of the SQLite database to FILE, which must not exist,
-while the server goes on. The blobs directory below the data directory holds the
-sealed messages, artifacts the files of runs, and the file server.key the server's secret: copy them after it. With PostgreSQL (pg_dump) the file
-server.id says whose the sandboxes and volumes on this disk are: keep it with them.
-Volumes are in the volumes directory: copy their images while no server runs.
-The record has an entry of it, and the console's overview says how old it is.
+while the server goes on. Then copy these from the data directory: blobs (sealed
+messages), artifacts (files of runs), and server.key (the server's secret). Copy the
+images in volumes while no server runs. With PostgreSQL use pg_dump, and keep the
+file server.id with the sandboxes and volumes on this disk: it says whose they are.
+
+The record gets an entry, and the console's overview shows the age of the backup.
 "postern audit verify --file FILE" examines the copy.`,
 		flags: c.location,
 		run: func(ctx context.Context, args []string, _ *output) error {
@@ -42,9 +43,9 @@ The record has an entry of it, and the console's overview says how old it is.
 			if err := errors.Join(err, db.Close()); err != nil {
 				return err
 			}
-			// The copy is whole, whether or not the record can say so.
+			// The copy is complete even if this fails.
 			if err := c.recordBackup(ctx, file); err != nil {
-				fmt.Fprintln(os.Stderr, "note: the backup is complete, but the record does not have it:", err)
+				fmt.Fprintln(os.Stderr, "note: the backup is complete, but the record has no entry of it:", err)
 			}
 			return nil
 		},
@@ -52,7 +53,7 @@ The record has an entry of it, and the console's overview says how old it is.
 }
 
 // recordBackup adds an entry that the database was copied to file. The copy is older, so it
-// does not have it. The path is not recorded: it is of no use to those who read the record.
+// does not have the entry. The path is left out, because it is of no use to readers of the record.
 func (c Config) recordBackup(ctx context.Context, file string) error {
 	info, err := os.Stat(file)
 	if err != nil {

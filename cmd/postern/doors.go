@@ -148,8 +148,8 @@ func (d *daemon) publicPorts(lis *listeners) (out []uint16) {
 	return out
 }
 
-// portAddress returns a function that names the address of a port of a sandbox, or nil if
-// this server has no domain for them.
+// portAddress returns a function that returns the URL of a port of a sandbox, or nil if
+// this server has no domain for sandboxes.
 func (d *daemon) portAddress(lis *listeners) func(id string, port uint16) string {
 	if d.conf.Domain == "" {
 		return nil

@@ -15,12 +15,12 @@ or reads and proposes to send, in the inboxes that their own keys have granted
 it, until each one's end. Only who holds an inbox's key can grant it: neither the
 project nor the operator can. Every use of it is shown under the inbox.
 
-A grant for a reviewer (--for-reviewer) is for a person: the console then shows them,
-for actions of this inbox that wait for a decision, the thread that a mail answers,
-and who sent what is in quarantine. The command prints a code. The person redeems it
-once, in the console under Account. It opens nothing else, and each look is in the
-record. postern grant reviewers lists these grants; postern grant revoke, with the inbox's
-key, ends one, and so does an owner on the inbox's page of the console.
+A grant for a reviewer (--for-reviewer) is for one person. In the console it shows
+them the threads that waiting emails of this inbox answer, and senders and subjects
+in its quarantine, and nothing else. The command prints a code, which the person
+redeems once, in the console under Account. Each reading is in the record. "postern
+grant reviewers" lists these grants. "postern grant revoke" with the inbox's key ends
+one, and an owner can end it on the inbox's page of the console.
 
 A grant that is revoked, or has ended, opens nothing that arrives afterwards.
 What had arrived before, its holder may have read and kept.
@@ -48,7 +48,7 @@ func grantCommand() *command {
 					toolsFlag(fs, &tools)
 					fs.StringVar(&scope, "scope", "read", "`scopes`, separated by commas: read (opens mail), draft (writes drafts), send (proposes, opens nothing)")
 					fs.StringVar(&expires, "expires", "", "when it ends, as 36h, 30d or a `time`")
-					fs.StringVar(&reviewer, "for-reviewer", "", "`name` of a person who may see what waiting actions are about; without --name, --scope and --tools")
+					fs.StringVar(&reviewer, "for-reviewer", "", "`name` of a person who may see the threads of waiting emails; cannot be combined with --name, --scope and --tools")
 				},
 				run: k.withKey(func(ctx context.Context, l *local, path string, args []string, out *output) error {
 					if err := noArgs(args); err != nil {
@@ -56,7 +56,7 @@ func grantCommand() *command {
 					}
 					if reviewer != "" {
 						if name != "" || len(tools) > 0 || scope != "read" {
-							return fmt.Errorf("%w: --for-reviewer goes without --name, --scope and --tools", errUsage)
+							return fmt.Errorf("%w: --for-reviewer cannot be combined with --name, --scope and --tools", errUsage)
 						}
 						return newContextGrant(ctx, l, out, path, reviewer, expires)
 					}
@@ -103,7 +103,7 @@ func grantCommand() *command {
 				}),
 			},
 			{
-				use: "reviewers", short: "list the grants for reviewers of the inbox",
+				use: "reviewers", short: "list the inbox's grants for reviewers",
 				run: k.withKey(func(ctx context.Context, l *local, path string, args []string, out *output) error {
 					if err := noArgs(args); err != nil {
 						return err
@@ -133,8 +133,7 @@ func grantCommand() *command {
 	}
 }
 
-// newContextGrant makes a grant by which a reviewer sees what waiting actions of the inbox
-// are about.
+// newContextGrant makes a context grant for a reviewer.
 func newContextGrant(ctx context.Context, l *local, out *output, path, person, expires string) error {
 	t, err := moment("expires", expires)
 	if err != nil {

@@ -28,19 +28,19 @@ type Notices struct {
 	TelegramURL   string // of the server that speaks for the bot; for labs and tests
 	SlackURL      string // of the server that speaks for Slack; for labs and tests
 
-	PerHour int     // notices to a person over one channel, before they are told together
-	Remind  float64 // after which part of the time to decide a person is told once more; 0 means never
+	PerHour int     // notices to a person over one channel in an hour; further ones are combined
+	Remind  float64 // fraction of the time to decide after which a reminder is sent; 0 means never
 }
 
 func (c *Notices) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.From, "notify-from", "", "`address` from which people are mailed a link to what waits for their decision, such as \"Postern <postern@agents.example>\" (default: none are). See docs/reference/notify.md")
 	fs.StringVar(&c.URL, "notify-url", "", "`URL` under which people reach this server, with which links to them begin (default: --public-url, or where it listens)")
-	fs.StringVar(&c.TelegramToken, "telegram-token", "", "`token` of a Telegram bot that tells people what waits and takes their decisions; better in the environment, which no list of processes shows (default: no bot)")
-	fs.BoolVar(&c.TelegramFacts, "telegram-facts", false, "show nothing of what would leave in Telegram, whose servers see what is shown there; then it can be rejected there and not approved")
+	fs.StringVar(&c.TelegramToken, "telegram-token", "", "`token` of a Telegram bot that notifies people and takes their decisions; safer in the environment, because process lists show flags (default: no bot)")
+	fs.BoolVar(&c.TelegramFacts, "telegram-facts", false, "show no content of actions in Telegram, whose servers see it; then actions can be rejected there but not approved")
 	fs.StringVar(&c.TelegramURL, "telegram-url", "", "for labs: `URL` of the server that speaks for the bot (default: Telegram's)")
 	fs.StringVar(&c.SlackURL, "slack-url", "", "for labs: `URL` of the server that speaks for Slack, with / at its end (default: Slack's)")
-	fs.IntVar(&c.PerHour, "notify-rate", 20, "notices to one person over one channel in an hour; what comes on top is told together at its end")
-	fs.Float64Var(&c.Remind, "notify-remind", 0.5, "after which `part` of the time to decide those who have not are told once more, from 0 (never) to less than 1")
+	fs.IntVar(&c.PerHour, "notify-rate", 20, "most notices to one person over one channel in an hour; further ones are combined into one when the hour ends")
+	fs.Float64Var(&c.Remind, "notify-remind", 0.5, "`fraction` of the time to decide after which a reminder is sent, from 0 (never) to less than 1")
 }
 
 func (c *Notices) validate(out *Config, bad func(flag, format string, args ...any)) {
@@ -63,8 +63,8 @@ func (c *Notices) validate(out *Config, bad func(flag, format string, args ...an
 	}
 }
 
-// newNotifier returns what tells people. Slack, Teams and browsers are set up in the
-// console, so there is one even if no flag sets a way.
+// newNotifier returns the notifier. There is one even if no flag configures a channel,
+// because Slack, Teams and browsers are set up in the console.
 func (d *daemon) newNotifier(lis *listeners, transport delivery.Transport) (*notify.Notifier, error) {
 	c := d.conf.Notices
 	box, err := d.secrets.Box("notices")
@@ -90,11 +90,13 @@ func (d *daemon) signNotice(ctx context.Context, domain string, raw []byte) ([]b
 }
 
 const notifyHelp = `
-The server tells those whom policy asks: by mail, with --notify-from, if they have
-an address ("postern person email" sets it); in Telegram, with --telegram-token, if
-they have linked a chat. A mail's link shows what waits and decides nothing. In
-Telegram there are buttons: whoever holds that person's phone decides as that
-person, where no second factor is asked for. docs/reference/notify.md has more.
+The server notifies the people whom policy asks: by mail with --notify-from, if
+they have an address ("postern person email" sets it); in Telegram with
+--telegram-token, if they have linked a chat; in channels of Slack and Teams; and
+by push messages to browsers. A notice only shows what waits. Telegram and Slack
+have buttons that decide where the rule that asks says "chat: true". There whoever
+holds a person's phone decides as that person, unless policy requires a second
+factor. See docs/reference/notify.md.
 `
 
 func notifyCommand() *command {

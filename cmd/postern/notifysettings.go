@@ -15,7 +15,7 @@ import (
 	"postern/internal/api"
 )
 
-// A notifyFlags is what the commands on settings and rooms take.
+// A notifyFlags holds the flags of the commands about settings and rooms.
 type notifyFlags struct {
 	zone, quiet           string
 	days                  []string
@@ -54,7 +54,7 @@ func settingCommands(c *Config) []*command {
 				if err := l.api.Notify.DropSettings(ctx); err != nil {
 					return err
 				}
-				_, err := fmt.Fprintln(out, "the project's settings hold for you")
+				_, err := fmt.Fprintln(out, "you have the project's settings now")
 				return err
 			}),
 		},
@@ -68,22 +68,23 @@ func (f *notifyFlags) setCommand(c *Config) *command {
 	return &command{
 		use: "set", short: "change your quiet hours, digests and escalation", facts: true,
 		long: `
-Changes your settings; a flag that is not given keeps its value. Sign in with
-"postern login" first: the operator at the machine has no settings. With --project an
-owner changes those of everybody who has no own ones, and the escalation.
+Changes your settings. A setting whose flag is not given keeps its value. Sign in
+with "postern login" first: the operator at the machine has no settings. With
+--project an owner changes the project's defaults, which hold for everybody without
+settings of their own, and its escalation.
 
-An escalation tells others when nobody has decided. It never approves anything.`,
+An escalation notifies others when nobody has decided. It never approves anything.`,
 		example: "postern notify set --zone Europe/Berlin --quiet 22:00-07:30 --collect 30m\npostern notify set --project --escalate-after 1h --escalate-to role:owner",
 		flags: func(fs *pflag.FlagSet) {
 			fs.StringVar(&f.zone, "zone", "", "your time `zone`, such as Europe/Berlin (default: UTC)")
 			fs.StringVar(&f.quiet, "quiet", "", "`hours` without notices, such as 22:00-07:30; '' ends them")
 			fs.Var(&list{values: &f.days}, "days", "`days` on which quiet hours begin: monday,tuesday or '' for every day")
-			fs.BoolVar(&f.silent, "silent", false, "what is grave waits for the end of the quiet hours too")
-			fs.DurationVar(&f.collect, "collect", 0, "`time` for which what is not grave is collected into one message, up to 24h; 0 for none")
-			fs.BoolVar(&f.detail, "detail", false, "push messages name inbox and recipients' domains: a locked phone shows them")
-			fs.BoolVar(&f.whole, "project", false, "change the settings of everybody who has no own ones")
-			fs.DurationVar(&f.escalate, "escalate-after", 0, "`time` after which others are told, up to 336h; 0 for never; with --project")
-			fs.Var(&list{values: &f.to}, "escalate-to", "`whom` to tell: person:NAME, role:owner, role:reviewer or room:ID; may be repeated; with --project")
+			fs.BoolVar(&f.silent, "silent", false, "hold back grave notices too until the quiet hours end")
+			fs.DurationVar(&f.collect, "collect", 0, "combine notices that are not grave into one message every so much `time`, up to 24h; 0 sends each")
+			fs.BoolVar(&f.detail, "detail", false, "name inbox and recipients' domains in push messages, which a locked phone shows")
+			fs.BoolVar(&f.whole, "project", false, "change the project's defaults instead of your own settings")
+			fs.DurationVar(&f.escalate, "escalate-after", 0, "`time` without a decision after which others are notified, up to 336h; 0 for never; with --project")
+			fs.Var(&list{values: &f.to}, "escalate-to", "`whom` to notify: person:NAME, role:owner, role:reviewer or room:ID; may be repeated; with --project")
 		},
 		run: onServer(c, func(ctx context.Context, l *local, args []string, out *output) error {
 			if err := noArgs(args); err != nil {
@@ -96,7 +97,7 @@ An escalation tells others when nobody has decided. It never approves anything.`
 			if f.whole {
 				err = f.change(out.flags, &v.Project)
 			} else {
-				// Escalation is the project's: what is changed here is dropped.
+				// Only the project has an escalation.
 				own := api.ProjectNotifySettings{NotifySettings: v.Settings}
 				if out.flags.Changed("escalate-after") || out.flags.Changed("escalate-to") {
 					return fmt.Errorf("%w: --escalate-after and --escalate-to need --project", errUsage)
@@ -120,7 +121,7 @@ An escalation tells others when nobody has decided. It never approves anything.`
 	}
 }
 
-// change changes what the flags name.
+// change sets the fields of s whose flags are given.
 func (f *notifyFlags) change(given *pflag.FlagSet, s *api.ProjectNotifySettings) error {
 	minutes := func(flag string, d time.Duration) (int, error) {
 		if d < 0 || d%time.Minute != 0 {
@@ -171,7 +172,7 @@ func (f *notifyFlags) change(given *pflag.FlagSet, s *api.ProjectNotifySettings)
 func printSettings(out *output, v api.NotifySettingsStatus) error {
 	whose := "yours"
 	if !v.Own {
-		whose = "the project's, since you have no own ones"
+		whose = "the project's, because you have none of your own"
 	}
 	show := func(s api.NotifySettings) []string {
 		quiet, yes := "none", map[bool]string{false: "no", true: "yes"}
@@ -189,7 +190,7 @@ func printSettings(out *output, v api.NotifySettingsStatus) error {
 	}
 	mine, project := show(v.Settings), show(v.Project.NotifySettings)
 	rows := [][]string{{"", "FOR YOU (" + whose + ")", "PROJECT"}}
-	for i, name := range []string{"zone", "quiet hours", "grave waits too", "collected for", "detail in push messages"} {
+	for i, name := range []string{"zone", "quiet hours", "quiet for grave ones too", "combined every", "detail in push messages"} {
 		rows = append(rows, []string{name, cell(mine[i]), cell(project[i])})
 	}
 	after := "never"
@@ -230,15 +231,16 @@ func (f *notifyFlags) roomCommands(c *Config) []*command {
 		{
 			use: "add slack|teams NAME", short: "set up a channel in Slack or Teams", facts: true,
 			long: `
-Sets a channel up. Its credential is read from standard input or a file, never from an
-argument, which others on the machine see: of Slack the bot token, of Teams the
-workflow's URL. It is stored encrypted, and nothing prints it again. In Slack people
-can decide only with the app's signing secret. See docs/reference/notify.md.`,
+Sets up a channel. Its credential is the bot token for Slack, and the workflow's URL
+for Teams. The command reads it from standard input or a file, because other users of
+the machine can see arguments. The server stores it encrypted and never returns it.
+With the app's signing secret, people can also decide in Slack where policy says so.
+See docs/reference/notify.md.`,
 			example: "printf %s \"$TOKEN\" | postern notify room add slack reviews --channel C0123456789 --signing-secret-file signing\npostern notify room add teams reviews --file url",
 			flags: func(fs *pflag.FlagSet) {
 				fs.StringVar(&f.file, "file", "", "read the token or the URL from this `file` (default: standard input)")
-				fs.StringVar(&f.channel, "channel", "", "of Slack: the channel's `ID`")
-				fs.StringVar(&f.signing, "signing-secret-file", "", "of Slack: `file` of the app's signing secret, with which people can decide there")
+				fs.StringVar(&f.channel, "channel", "", "for Slack: the channel's `ID`")
+				fs.StringVar(&f.signing, "signing-secret-file", "", "for Slack: `file` with the app's signing secret, without which nobody can decide there")
 			},
 			run: onServer(c, func(ctx context.Context, l *local, args []string, out *output) error {
 				if len(args) != 2 || args[0] != "slack" && args[0] != "teams" {
@@ -270,7 +272,7 @@ can decide only with the app's signing secret. See docs/reference/notify.md.`,
 			}),
 		},
 		{
-			use: "test ID", short: "send a test there",
+			use: "test ID", short: "send a test to a room",
 			run: room(func(ctx context.Context, l *local, id string, out *output) error {
 				t, err := l.api.Notify.TestRoom(ctx, id)
 				if err == nil && !t.Sent {
@@ -283,7 +285,7 @@ can decide only with the app's signing secret. See docs/reference/notify.md.`,
 			}),
 		},
 		{
-			use: "remove ID", short: "send nothing more there",
+			use: "remove ID", short: "send nothing more to a room",
 			run: room(func(ctx context.Context, l *local, id string, out *output) error {
 				if err := l.api.Notify.RemoveRoom(ctx, id); err != nil {
 					return err
@@ -356,9 +358,10 @@ func (f *notifyFlags) slackCommands(c *Config) []*command {
 		{
 			use: "link CODE", short: "link the account to which Slack showed this code",
 			long: `
-Press a button in Slack: it shows a code to you alone. This names the account that the
-code is for, and asks whether it is yours. Whoever holds the account then decides as
-you where policy lets a chat decide, so never type a code that somebody sent you.`,
+Press a button in Slack, which then shows a code to you alone. This command names the
+Slack account that the code belongs to, and asks whether it is yours. Where policy lets
+a chat decide, the holder of that account decides as you. So never enter a code that
+somebody sent you.`,
 			flags: func(fs *pflag.FlagSet) {
 				fs.BoolVar(&f.yes, "yes", false, "do not ask whether the account is yours")
 			},

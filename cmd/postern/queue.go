@@ -21,24 +21,24 @@ func queueCommand() *command {
 		use: "queue", short: "list what waits for you, the riskiest first", lists: true,
 		long: `
 Lists the actions that wait for a person, one a line, with their risk and the
-reasons for it. "postern pending" shows each in full, and "postern show ID" one.
-What you have put off with "postern snooze" is not in it; --snoozed lists that.
+reasons for it. "postern pending" shows all of them in full, and "postern show ID"
+one. Actions that you have snoozed are left out; --snoozed lists them.
 
-Over the local socket you have no name: sign in with "postern login" to see what is
-assigned to you (--assigned) or what policy asks you about (--mine).`,
+Over the local socket you have no name. Sign in with "postern login" to use
+--assigned (assigned to you) or --mine (policy asks you).`,
 		example: "postern queue --grave\npostern queue --recipient example.com --order age",
 		flags: func(fs *pflag.FlagSet) {
 			c.location(fs)
 			fs.StringVar(&q.Order, "order", "risk", "`risk` (the riskiest first) or age (the oldest first)")
 			fs.Var(&list{values: &q.Kinds}, "kind", "only this `kind` of action, such as email.send; may be repeated")
 			fs.StringVar(&q.Inbox, "inbox", "", "only of this inbox, by `address` or ID")
-			fs.StringVar(&q.Proposer, "proposer", "", "only what this `principal` has proposed, such as agent:crd_...")
-			fs.StringVar(&q.Recipient, "recipient", "", "only to this `address`, domain or host")
-			fs.StringVar(&q.Words, "words", "", "only with all these `words` in recipients, hosts, subject or names of files")
-			fs.BoolVar(&q.Mine, "mine", false, "only what policy asks you about")
-			fs.BoolVar(&q.Assigned, "assigned", false, "only what is assigned to you")
-			fs.BoolVar(&q.Grave, "grave", false, "only what has a grave finding")
-			fs.BoolVar(&q.Snoozed, "snoozed", false, "what you have put off, instead of what you have not")
+			fs.StringVar(&q.Proposer, "proposer", "", "only actions that this `principal` has proposed, such as agent:crd_...")
+			fs.StringVar(&q.Recipient, "recipient", "", "only actions to this `address`, domain or host")
+			fs.StringVar(&q.Words, "words", "", "only actions with all these `words` in recipients, hosts, subject or file names")
+			fs.BoolVar(&q.Mine, "mine", false, "only actions that policy asks you about")
+			fs.BoolVar(&q.Assigned, "assigned", false, "only actions that are assigned to you")
+			fs.BoolVar(&q.Grave, "grave", false, "only actions with a grave finding")
+			fs.BoolVar(&q.Snoozed, "snoozed", false, "only actions that you have snoozed")
 			fs.IntVar(&most, "limit", 50, "how many to list, 1 to 500")
 		},
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
@@ -89,7 +89,7 @@ func (l *local) printQueue(ctx context.Context, page api.ReviewQueue, snoozed bo
 		return err
 	}
 	n := page.Counts
-	_, err = fmt.Fprintf(out, "%d of %d shown; waiting %d, grave %d, denied within a day %d, put off %d\n", len(page.Actions), page.Total, n.Waiting, n.Grave, n.Soon, n.Snoozed)
+	_, err = fmt.Fprintf(out, "%d of %d shown; waiting %d, grave %d, denied within a day %d, snoozed %d\n", len(page.Actions), page.Total, n.Waiting, n.Grave, n.Soon, n.Snoozed)
 	return err
 }
 
@@ -98,16 +98,16 @@ func snoozeCommand() *command {
 	var until string
 	var answer bool
 	return &command{
-		use: "snooze ID", short: "put an action off, for yourself alone",
+		use: "snooze ID", short: "hide an action from your own queue for a time",
 		long: `
-Takes a waiting action off your queue until a time, at most 30 days. It decides
-nothing: everybody else still sees it, and it is denied when its time is over, as
-before. "postern unsnooze ID" takes it back.`,
+Hides a waiting action from your queue until a time, at most 30 days ahead. It
+decides nothing: everybody else still sees the action, and it expires as before.
+"postern unsnooze ID" ends the snooze.`,
 		example: "postern snooze act_4KX... --until 2h\npostern snooze act_4KX... --until 24h --on-answer",
 		flags: func(fs *pflag.FlagSet) {
 			c.location(fs)
 			fs.StringVar(&until, "until", "", "`when` it comes back: 2h, 3d, 2027-01-31 or 2027-01-31T12:00:00Z; needed without --on-answer")
-			fs.BoolVar(&answer, "on-answer", false, "it comes back when its agent writes it anew")
+			fs.BoolVar(&answer, "on-answer", false, "it also comes back when its agent revises it")
 		},
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			id, err := oneAction(args)
@@ -125,7 +125,7 @@ before. "postern unsnooze ID" takes it back.`,
 			if err != nil {
 				return noAction(err, id)
 			}
-			_, err = fmt.Fprintf(out, "put off %s until %s\n", id, z.Until.Local().Format(time.RFC1123))
+			_, err = fmt.Fprintf(out, "snoozed %s until %s\n", id, z.Until.Local().Format(time.RFC1123))
 			return err
 		}),
 	}
@@ -134,7 +134,7 @@ before. "postern unsnooze ID" takes it back.`,
 func unsnoozeCommand() *command {
 	var c Config
 	return &command{
-		use: "unsnooze ID", short: "put an action back on your queue",
+		use: "unsnooze ID", short: "return an action to your queue",
 		flags: c.location,
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			id, err := oneAction(args)
@@ -144,7 +144,7 @@ func unsnoozeCommand() *command {
 			if err := l.api.Actions.Unsnooze(ctx, id); err != nil {
 				return noAction(err, id)
 			}
-			_, err = fmt.Fprintln(out, id, "is not put off")
+			_, err = fmt.Fprintln(out, id, "is not snoozed")
 			return err
 		}),
 	}
@@ -155,9 +155,9 @@ func assignCommand() *command {
 	return &command{
 		use: "assign ID NAME", short: "ask a colleague to look at an action",
 		long: `
-Assigns a waiting action to a person who may decide on it. Everybody sees it. It
-gives nobody a right, and limits nobody's decision. "postern unassign ID" takes it
-back, and "postern queue --assigned" lists what is assigned to you.`,
+Assigns a waiting action to a person who may decide on it. Everybody sees the
+assignment. It gives nobody a right and limits nobody's decision. "postern unassign
+ID" removes it, and "postern queue --assigned" lists what is assigned to you.`,
 		flags: c.location,
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			if len(args) != 2 {
@@ -175,7 +175,7 @@ back, and "postern queue --assigned" lists what is assigned to you.`,
 func unassignCommand() *command {
 	var c Config
 	return &command{
-		use: "unassign ID", short: "assign an action to nobody",
+		use: "unassign ID", short: "remove the assignment of an action",
 		flags: c.location,
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {
 			id, err := oneAction(args)
@@ -191,7 +191,7 @@ func unassignCommand() *command {
 	}
 }
 
-// An allowing is what the flags of approve allow together with the approval.
+// An allowing holds the flags of approve that make an allowance.
 type allowing struct {
 	address, domain, path, until string
 	files                        bool
@@ -205,7 +205,7 @@ func (w *allowing) flags(fs *pflag.FlagSet) {
 	fs.BoolVar(&w.files, "allow-files", false, "of mail: also with files")
 }
 
-// allowance returns what the flags say, or nil if they say nothing.
+// allowance returns the allowance, or nil if no flag is given.
 func (w *allowing) allowance() (*api.Allowance, error) {
 	if w.address == "" && w.domain == "" {
 		if w.until != "" || w.path != "" || w.files {

@@ -28,11 +28,11 @@ leave, and asks:
   s  skip      leaves it waiting
   q  quit
 
-Approving an action with a grave finding asks about each one: t ticks it.
-Only these keys do anything, and keys that were typed before an action was shown
-do not count. Where standard input is no terminal, each answer is a line: approve,
-reject REASON, skip or quit, and then tick for each grave finding. The end of the input quits and approves nothing.
-All text was written by an agent: read it as such.`,
+If you approve an action with grave findings, it asks about each: t ticks it.
+Other keys do nothing, and keys that were typed before an action was shown do not
+count. If standard input is not a terminal, each answer is a line: approve, reject
+REASON, skip or quit, and tick for each grave finding. The end of the input quits
+and approves nothing. An agent wrote all of the text: read it as such.`,
 		example: "postern review",
 		flags:   c.location,
 		run: onServer(&c, func(ctx context.Context, l *local, args []string, out *output) error {

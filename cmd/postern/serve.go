@@ -33,7 +33,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 		return d.gate.Run(ctx)
 	})
 	g.Go(func() error {
-		// Without it the register knows what is approved from now on. The next start tries again.
+		// If this fails, the register knows only what is approved from now on. The next start tries again.
 		if err := d.known.Fill(ctx, d.db, mailbox.ListedDomains); err != nil && ctx.Err() == nil {
 			d.log.ErrorContext(ctx, "note known domains", "err", err)
 		}

@@ -31,9 +31,9 @@ func printFindings(line func(name, value string), list []api.ActionFinding) {
 // errNotTicked means that a person did not tick a grave finding.
 var errNotTicked = errors.New("not approved: a grave finding is not ticked")
 
-// tickAll returns the ids of the findings that are ticked: those in seen, and on a
-// terminal those that the person ticks when asked. Elsewhere nothing is asked, and the
-// server names what is missing.
+// tickAll returns the IDs of the ticked findings: those in seen, and on a terminal those
+// that the person ticks when asked. Without a terminal it asks nothing, and the server
+// names a missing tick.
 func tickAll(ctx context.Context, a api.Action, seen []string, in *os.File, out io.Writer) ([]string, error) {
 	for _, id := range seen {
 		if !slices.ContainsFunc(a.View.Findings, func(f api.ActionFinding) bool { return f.ID == id }) {
@@ -46,9 +46,8 @@ func tickAll(ctx context.Context, a api.Action, seen []string, in *os.File, out 
 	return newAnswers(in).tick(ctx, a, seen, out)
 }
 
-// tick asks about each grave finding that is not in seen. The attack: a person who
-// presses "approve" out of habit; so the key is another one, and each finding is asked
-// about after it was shown.
+// tick shows and asks about each grave finding that is not in seen. The attack: an action
+// that a person approves out of habit. So the key is not that of approve.
 func (a *answers) tick(ctx context.Context, act api.Action, seen []string, out io.Writer) ([]string, error) {
 	for _, f := range act.View.Findings {
 		if f.Tick == "" || slices.Contains(seen, f.ID) {
@@ -68,7 +67,8 @@ func (a *answers) tick(ctx context.Context, act api.Action, seen []string, out i
 	return seen, nil
 }
 
-// word reads one key of a terminal, or a line. The end of the input is an empty word.
+// word reads one key from a terminal, or a line from other input. At the end of the input
+// it returns "".
 func (a *answers) word(ctx context.Context) (string, error) {
 	if a.file != nil {
 		key, err := a.key()

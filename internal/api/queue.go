@@ -10,7 +10,7 @@ type ReviewQueue struct {
 	Counts     QueueCounts    `json:"counts"`
 }
 
-// QueueCounts count what waits for a person and what they have not put off, whatever the
+// QueueCounts count waiting actions that the person has not snoozed, whatever the
 // query selects.
 type QueueCounts struct {
 	Waiting int            `json:"waiting"`
@@ -18,7 +18,7 @@ type QueueCounts struct {
 	Inboxes map[string]int `json:"inboxes"` // by id; "" for actions of no inbox
 	Grave   int            `json:"grave"`   // with a grave finding
 	Soon    int            `json:"soon"`    // whose time to be decided ends within a day
-	Snoozed int            `json:"snoozed"` // put off by the person; not in the others
+	Snoozed int            `json:"snoozed"` // that the person has snoozed; not in the other counts
 }
 
 // A QueuedAction is an [Action] that waits, without its view.
@@ -34,7 +34,7 @@ type QueuedAction struct {
 type Snooze struct {
 	Until    time.Time `json:"until"`
 	OnAnswer bool      `json:"on_answer"` // it comes back earlier when its agent writes it anew
-	At       time.Time `json:"at"`        // when it was put off
+	At       time.Time `json:"at"`        // when it was snoozed
 }
 
 // A NewSnooze puts an action off, at most 30 days. One of the two is required.

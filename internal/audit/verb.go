@@ -302,7 +302,7 @@ var verbs = map[Verb]verbRow{
 	ActionStop:     {Info, "stopped by a kill switch"},
 	ActionCancel:   {Info, "cancelled"},
 	ActionComment:  {Info, "commented on"},
-	ActionSnooze:   {Info, "put off by a person, for their own list"},
+	ActionSnooze:   {Info, "snoozed by a person, on their own list"},
 	ActionAssign:   {Info, "assigned to a person"},
 	ActionExecute:  {Info, "execution began"},
 	ActionDefer:    {Info, "put off"},

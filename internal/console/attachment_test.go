@@ -47,8 +47,8 @@ func TestFilesAreShown(t *testing.T) {
 	f.enter()
 	a := f.propose(withFiles(t))
 	got := f.get("/console/actions/" + a.ID)
-	contains(t, "the page", got.body, "7 files", "450 rows, 3 columns", "rows 1 to 9 of 450", "HL-8", `<span class="tag warn">formula</span>`, "1 cell would be computed",
-		"PNG, 300 × 200 pixels", "&lt;svg xmlns", "asks the attendees to come", "2026-12-04 14:00 UTC", "<code>javascript:alert(1)</code>", "eve@evil.example", `u{202e}gnp.exe`, "Shown in full.")
+	contains(t, "the page", got.body, "7 files", "450 rows, 3 columns", "rows 1 to 9 of 450", "HL-8", `<span class="tag warn">formula</span>`, "a spreadsheet would evaluate 1 cell",
+		"PNG, 300 × 200 pixels", "&lt;svg xmlns", "invites the attendees", "2026-12-04 14:00 UTC", "<code>javascript:alert(1)</code>", "eve@evil.example", `u{202e}gnp.exe`, "Shown in full.")
 	for _, not := range []string{script, "<svg onload", `href="javascript`, `src="https://evil`, "HL-9<"} {
 		if strings.Contains(got.body, not) {
 			t.Errorf("the page has %q", not)

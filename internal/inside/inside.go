@@ -2,12 +2,12 @@
 // ports at which it listens, its files, a command, a terminal.
 //
 // It asks the guest, so everything that it returns is hostile: root in a sandbox can
-// replace the guest's answers, and names, contents and numbers are chosen by whoever works
-// there. Each answer is bounded in bytes, entries and time. Nothing here wakes a paused
-// sandbox, and nothing enters one that a contract binds: what a contract allows was
-// reviewed, and a person's shell would be beyond it.
+// replace the guest's answers, and programs there choose names, contents and numbers. Each
+// answer is bounded in bytes, entries and time. The package wakes no paused sandbox, and
+// enters none that a contract binds: people reviewed what that contract allows, and a
+// person's shell would not be part of it.
 //
-// The package must not decide who may do what; its callers do, and record it.
+// The package must not decide who may do what. Its callers do, and they record it.
 package inside
 
 import (
@@ -34,25 +34,25 @@ import (
 	"postern/internal/sandbox"
 )
 
-// User is as whom people work in a sandbox: the user of its own programs.
+// User is the user in the sandbox as which people work. The sandbox's own programs use it too.
 const User = "user"
 
-// Limits of what is taken from a guest.
+// Limits of a guest's answers.
 const (
 	maxAnswer  = 16 << 20 // bytes of one answer
 	maxPath    = 4096     // bytes; PATH_MAX
-	maxEntries = 20_000   // of a directory that are looked at
+	maxEntries = 20_000   // entries of a directory; further ones are left out
 	patience   = 10 * time.Second
 )
 
 var (
-	// ErrDown means that the sandbox does not run, so nobody can look inside.
+	// ErrDown means that the sandbox is not running.
 	ErrDown = errors.New("the sandbox does not run")
-	// ErrSilent means that the guest did not answer, or not as guests do.
+	// ErrSilent means that the guest did not answer in time, or that its answer is malformed.
 	ErrSilent = errors.New("the sandbox does not answer")
 )
 
-// A RefusalError is what the guest says against a request. Its text is hostile.
+// A RefusalError is the guest's refusal of a request. Its text is hostile.
 type RefusalError struct{ Text string }
 
 // Error implements error.
@@ -72,8 +72,9 @@ func New(f *sandbox.Fleet) *Door {
 	}}}
 }
 
-// check returns an error unless who may enter a sandbox that runs. The error wraps
-// [sandbox.ErrNotFound] for those of other projects, [sandbox.ErrBound] and [ErrDown].
+// check returns an error unless the sandbox runs and who may enter it. The error wraps
+// [sandbox.ErrNotFound] if it belongs to another project, [sandbox.ErrBound] if a contract
+// binds it, or [ErrDown].
 func (d *Door) check(ctx context.Context, who auth.Principal, id string) error {
 	s, err := d.fleet.Get(ctx, who, id)
 	if err != nil {
@@ -104,15 +105,16 @@ func options() []rpc.ClientOption {
 	return []rpc.ClientOption{rpc.WithReadMaxBytes(maxAnswer), rpc.WithAcceptCompression("gzip", nil, nil)}
 }
 
-// said makes what the guest says about a request an error.
-func said(id string, err error) error {
+// guestError converts the error of a call to the guest into a [RefusalError] or [ErrSilent].
+func guestError(id string, err error) error {
 	if e, ok := errors.AsType[*rpc.Error](err); ok && e.Code() != rpc.CodeUnavailable && e.Code() != rpc.CodeUnknown && e.Code() != rpc.CodeInternal {
 		return &RefusalError{e.Message()}
 	}
 	return fmt.Errorf("%w: %s: %w", ErrSilent, id, err)
 }
 
-// CheckPath returns an error unless p is an absolute, clean path that a guest can take.
+// CheckPath returns an error that wraps [sandbox.ErrInvalid] unless p is an absolute, clean
+// path of at most 4096 bytes in UTF-8, without NUL.
 func CheckPath(p string) error {
 	if len(p) > maxPath || !path.IsAbs(p) || path.Clean(p) != p || strings.ContainsRune(p, 0) || !utf8.ValidString(p) {
 		return fmt.Errorf("%w: a path must be absolute, without . and .., and of at most %d bytes", sandbox.ErrInvalid, maxPath)
@@ -120,7 +122,7 @@ func CheckPath(p string) error {
 	return nil
 }
 
-// A Kind says what a file is.
+// A Kind is the type of a file.
 type Kind string
 
 // The kinds of files.
@@ -134,13 +136,13 @@ const (
 type Entry struct {
 	Name    string
 	Path    string
-	Kind    Kind // of what a link leads to
-	Size    int64
-	Changed time.Time
-	Link    string // what it leads to; empty if it is no link
-	Rights  string
-	Owner   string
-	CanOpen bool // the path can be asked for
+	Kind    Kind      // of the target if it is a symbolic link
+	Size    int64     // bytes, as the guest reports it
+	Changed time.Time // last modification; zero if the guest reports none
+	Link    string    // target of a symbolic link; empty for other files
+	Rights  string    // such as "-rw-r--r--"
+	Owner   string    // name of the user
+	CanOpen bool      // [CheckPath] accepts Path
 }
 
 func entryOf(dir string, e *filesystempb.EntryInfo) Entry {
@@ -161,8 +163,8 @@ func entryOf(dir string, e *filesystempb.EntryInfo) Entry {
 	return out
 }
 
-// List returns the files in a directory, directories first, then by name. More says that
-// it has more than are looked at.
+// List returns the files in a directory, directories first, then by name. If there are more
+// than 20,000, it returns so many, and more is true.
 func (d *Door) List(ctx context.Context, who auth.Principal, id, dir string) (out []Entry, more bool, err error) {
 	if err := errors.Join(CheckPath(dir), d.check(ctx, who, id)); err != nil {
 		return nil, false, err
@@ -173,7 +175,7 @@ func (d *Door) List(ctx context.Context, who auth.Principal, id, dir string) (ou
 	d.header(req.Header(), id)
 	resp, err := filesystempb.NewFilesystemClient(d.client, guestURL(id, "", nil), options()...).ListDir(ctx, req)
 	if err != nil {
-		return nil, false, said(id, err)
+		return nil, false, guestError(id, err)
 	}
 	entries := resp.Msg.GetEntries()
 	if len(entries) > maxEntries {
@@ -197,12 +199,12 @@ func (d *Door) List(ctx context.Context, who auth.Principal, id, dir string) (ou
 // Content is the beginning of a file.
 type Content struct {
 	Data []byte
-	Size int64 // of the file as the guest tells it, -1 if it does not
-	More bool  // Data is not all of it
+	Size int64 // bytes of the whole file, as the guest reports it; -1 if it does not
+	More bool  // Data is not the whole file
 }
 
-// Read returns at most limit bytes of a regular file: never more, however large the file
-// says that it is. Pipes and devices are refused by the guest.
+// Read returns at most limit bytes of a regular file, whatever size the guest reports. The
+// guest refuses pipes and devices.
 func (d *Door) Read(ctx context.Context, who auth.Principal, id, file string, limit int64) (c Content, err error) {
 	if err := errors.Join(CheckPath(file), d.check(ctx, who, id)); err != nil {
 		return c, err
@@ -219,7 +221,7 @@ func (d *Door) read(ctx context.Context, id, file string, limit int64) (c Conten
 	}
 	d.header(req.Header, id)
 	// One byte more than wanted shows that there is more. The attack: a sparse file of a
-	// terabyte; the guest is asked for its beginning alone.
+	// terabyte. So only its beginning is requested.
 	req.Header.Set("Range", fmt.Sprintf("bytes=0-%d", limit))
 	resp, err := d.client.Do(req)
 	if err != nil {
@@ -248,7 +250,7 @@ func (d *Door) read(ctx context.Context, id, file string, limit int64) (c Conten
 	return c, nil
 }
 
-// total returns how large the guest says that the file is, or -1.
+// total returns the size of the file that the guest reports, or -1.
 func total(resp *http.Response) int64 {
 	if _, of, ok := strings.Cut(resp.Header.Get("Content-Range"), "/"); ok {
 		if n, err := strconv.ParseInt(of, 10, 64); err == nil && n >= 0 {

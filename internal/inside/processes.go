@@ -12,30 +12,30 @@ import (
 	"postern/internal/auth"
 )
 
-// mostProcesses bounds how many processes are looked at, and asking how many at once.
 const (
-	mostProcesses = 80
-	asking        = 8
+	mostProcesses = 80 // processes that are returned
+	asking        = 8  // concurrent requests to the guest
 )
 
-// A Process is one in a sandbox, as /proc tells it. Its texts are hostile.
+// A Process is a process in a sandbox, as /proc describes it. Its texts are hostile.
 type Process struct {
 	PID     int
-	Parent  int
+	Parent  int     // PID
 	Command string  // its arguments, or its name in brackets
-	State   string  // a letter
-	CPU     float64 // seconds that it has used
+	State   string  // a letter, such as R or S; see proc_pid_stat(5)
+	CPU     float64 // seconds of CPU time
 	Memory  int64   // resident bytes
 }
 
-// The units of /proc: gVisor and Linux count in hundredths of a second, and in pages.
+// The units of /proc in gVisor and Linux: hundredths of a second, and pages.
 const (
 	ticks    = 100
 	pageSize = 4096
 )
 
-// Processes returns the processes of a sandbox by PID. More says that there are more than
-// are looked at. It starts no program: it reads /proc through the guest.
+// Processes returns a sandbox's processes, ordered by PID. If there are more than 80, it
+// returns the first and the newest, and more is true. It reads /proc through the guest and
+// starts no program.
 func (d *Door) Processes(ctx context.Context, who auth.Principal, id string) (out []Process, more bool, err error) {
 	list, more, err := d.List(ctx, who, id, "/proc")
 	if err != nil {
@@ -49,7 +49,7 @@ func (d *Door) Processes(ctx context.Context, who auth.Principal, id string) (ou
 	}
 	slices.Sort(pids)
 	if len(pids) > mostProcesses {
-		// Those that were started last, and the first, are what people look for.
+		// People look for the first process and the newest.
 		pids, more = append(pids[:1:1], pids[len(pids)-mostProcesses+1:]...), true
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -85,8 +85,8 @@ func (d *Door) Processes(ctx context.Context, who auth.Principal, id string) (ou
 	return out, more, nil
 }
 
-// parseStat parses /proc/PID/stat. The attack: a program whose name holds brackets and
-// numbers, so that its columns are read as others; its name ends at the last bracket.
+// parseStat parses /proc/PID/stat. The attack: a program name with brackets and numbers
+// that looks like further columns. So the name ends at the last bracket.
 func parseStat(line string) (p Process, ok bool) {
 	start, end := strings.IndexByte(line, '('), strings.LastIndexByte(line, ')')
 	if start < 0 || end < start {
@@ -116,13 +116,13 @@ func parseStat(line string) (p Process, ok bool) {
 	return p, true
 }
 
-// A Port is one at which a program in a sandbox listens.
+// A Port is a TCP port on which a program in a sandbox listens.
 type Port struct {
 	Number uint16
-	Inside bool // at a loopback address alone; the way from outside reaches these, too
+	Inside bool // only on loopback addresses; the server's port proxy reaches it all the same
 }
 
-// Ports returns the TCP ports at which programs of a sandbox listen.
+// Ports returns the listening TCP ports of a sandbox in ascending order, at most 100.
 func (d *Door) Ports(ctx context.Context, who auth.Principal, id string) (out []Port, err error) {
 	if err := d.check(ctx, who, id); err != nil {
 		return nil, err
@@ -165,8 +165,8 @@ func parseListening(table string) (out []Port) {
 	return out
 }
 
-// loopback reports whether an address, as the kernel writes it in words of its own byte
-// order, is one that only the machine itself reaches.
+// loopback reports whether an address is a loopback address. The kernel writes it as
+// hexadecimal 32-bit words in little-endian order.
 func loopback(s string) bool {
 	b, err := hex.DecodeString(s)
 	if err != nil || len(b) != 4 && len(b) != 16 {

@@ -13,10 +13,10 @@ import (
 	"postern/internal/guest/processpb"
 )
 
-// Longest is how long a terminal may be open: the guest then ends its programs.
+// Longest is how long a terminal can be open. Then its programs are ended.
 const Longest = 4 * time.Hour
 
-// shell starts bash, or what the template has instead.
+// shell starts bash, or sh if the template has no bash.
 const shell = `cd 2>/dev/null; if command -v bash >/dev/null; then exec bash -l; fi; exec sh -l`
 
 // A Terminal is a shell of a person in a sandbox. Read is called by one goroutine at a time;
@@ -28,7 +28,7 @@ type Terminal struct {
 	client processpb.ProcessClient
 	stream *rpc.ServerStreamForClient[processpb.StartResponse]
 	cancel context.CancelFunc
-	Exit   string // how the shell ended, after Read returned io.EOF; hostile
+	Exit   string // how the shell ended; set when Read has returned io.EOF; hostile
 }
 
 // OpenTerminal starts a shell with a terminal. It ends with ctx, after [Longest], or with
@@ -50,12 +50,12 @@ func (d *Door) OpenTerminal(ctx context.Context, who auth.Principal, id string, 
 	})
 	d.header(req.Header(), id)
 	if t.stream, err = t.client.Start(ctx, req); err != nil {
-		return nil, said(id, err)
+		return nil, guestError(id, err)
 	}
 	if !t.stream.Receive() {
 		err := t.stream.Err()
 		_ = t.stream.Close()
-		return nil, said(id, errors.Join(err, errors.New("no terminal was opened")))
+		return nil, guestError(id, errors.Join(err, errors.New("no terminal was opened")))
 	}
 	if t.pid = t.stream.Msg().GetEvent().GetStart().GetPid(); t.pid == 0 {
 		_ = t.stream.Close()
@@ -64,13 +64,13 @@ func (d *Door) OpenTerminal(ctx context.Context, who auth.Principal, id string, 
 	return t, nil
 }
 
-// size bounds what a browser says of its window.
+// size bounds the window size that a browser reports.
 func size(cols, rows uint32) *processpb.PTY_Size {
 	return &processpb.PTY_Size{Cols: min(max(cols, 2), 1000), Rows: min(max(rows, 2), 1000)}
 }
 
-// Read returns what comes next. The shell waits while nobody reads. It returns io.EOF when
-// the shell has ended.
+// Read returns the next output, or io.EOF when the shell has ended. The shell blocks while
+// nobody reads.
 func (t *Terminal) Read() ([]byte, error) {
 	for t.stream.Receive() {
 		e := t.stream.Msg().GetEvent()
@@ -83,7 +83,7 @@ func (t *Terminal) Read() ([]byte, error) {
 		}
 	}
 	if err := t.stream.Err(); err != nil {
-		return nil, said(t.id, err)
+		return nil, guestError(t.id, err)
 	}
 	return nil, io.EOF
 }
@@ -92,32 +92,32 @@ func (t *Terminal) selector() *processpb.ProcessSelector {
 	return &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Pid{Pid: t.pid}}
 }
 
-// Write types b.
+// Write sends b to the shell as typed input.
 func (t *Terminal) Write(ctx context.Context, b []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	req := rpc.NewRequest(&processpb.SendInputRequest{Process: t.selector(), Input: &processpb.ProcessInput{Input: &processpb.ProcessInput_Pty{Pty: b}}})
 	t.d.header(req.Header(), t.id)
 	if _, err := t.client.SendInput(ctx, req); err != nil {
-		return said(t.id, err)
+		return guestError(t.id, err)
 	}
 	return nil
 }
 
-// Resize tells the programs how large the window is.
+// Resize sets the size of the window, in characters.
 func (t *Terminal) Resize(ctx context.Context, cols, rows uint32) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	req := rpc.NewRequest(&processpb.UpdateRequest{Process: t.selector(), Pty: &processpb.PTY{Size: size(cols, rows)}})
 	t.d.header(req.Header(), t.id)
 	if _, err := t.client.Update(ctx, req); err != nil {
-		return said(t.id, err)
+		return guestError(t.id, err)
 	}
 	return nil
 }
 
-// Close ends the shell and the programs of its group, and returns when that was asked for.
-// The attack: a person's rights end, and what he started goes on.
+// Close kills the shell and its process group. It does not wait until they have ended.
+// The attack: programs that a person started go on after the person has lost their rights.
 func (t *Terminal) Close() error {
 	defer t.cancel()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -131,7 +131,7 @@ func (t *Terminal) Close() error {
 	t.cancel()
 	_ = t.stream.Close()
 	if err != nil {
-		return said(t.id, err)
+		return guestError(t.id, err)
 	}
 	return nil
 }
@@ -140,20 +140,20 @@ func (t *Terminal) Close() error {
 const (
 	// RunTime is how long it may run.
 	RunTime = 30 * time.Second
-	// MaxOutput is how many bytes of its output are kept: of its beginning.
+	// MaxOutput is how many bytes of output are kept. Further output is discarded.
 	MaxOutput = 64 << 10
 )
 
-// A Ran is what became of a command. Its output is hostile.
+// A Ran is the outcome of a command. Its output is hostile.
 type Ran struct {
-	Output   []byte // standard output and error as they came
-	Cut      bool   // there was more
-	Code     int
+	Output   []byte // standard output and error, in the order of arrival
+	Cut      bool   // there was more output
+	Code     int    // exit code; -1 if TimedOut and the guest reported none
 	TimedOut bool
 	Took     time.Duration
 }
 
-// Run runs one line of the shell in a directory, without input.
+// Run runs one shell command line in a directory, without input.
 func (d *Door) Run(ctx context.Context, who auth.Principal, id, dir, line string) (out Ran, err error) {
 	if err := errors.Join(CheckPath(dir), d.check(ctx, who, id)); err != nil {
 		return out, err
@@ -166,7 +166,7 @@ func (d *Door) Run(ctx context.Context, who auth.Principal, id, dir, line string
 	d.header(req.Header(), id)
 	stream, err := processpb.NewProcessClient(d.client, guestURL(id, "", nil), options()...).Start(limited, req)
 	if err != nil {
-		return out, said(id, err)
+		return out, guestError(id, err)
 	}
 	defer stream.Close()
 	for stream.Receive() {
@@ -185,5 +185,5 @@ func (d *Door) Run(ctx context.Context, who auth.Principal, id, dir, line string
 		out.Code, out.TimedOut = -1, true
 		return out, nil
 	}
-	return out, said(id, errors.Join(stream.Err(), errors.New("the answer has no end")))
+	return out, guestError(id, errors.Join(stream.Err(), errors.New("the answer has no end")))
 }

@@ -15,52 +15,52 @@ import (
 	"postern/internal/store"
 )
 
-// A context grant lets one reviewer see, in the console, what a waiting action of an
-// inbox is about. Its life:
+// A context grant lets one reviewer read, in the console, the threads of an inbox's waiting
+// actions. Its life:
 //
-//	made       by who holds a full key of the inbox, for a person by name; a code (pcx_…)
-//	           is shown once
-//	redeemed   by that person, signed in: the code's credential is replaced by a new one,
-//	           whose secret is kept under the key of this browser and shown to nobody
+//	made       by a holder of a full key of the inbox, for a person by name; the code
+//	           (pcx_…) is returned once
+//	redeemed   by that person, signed in: a new credential replaces that of the code; its
+//	           secret is encrypted under the key of this browser and shown to nobody
 //	open       for one request of that person in that browser, in memory
-//	gone       by its end, by who manages the inbox, or by the person
+//	gone       at its expiry, or when a manager of the inbox or the person ends it
 //
-// The database holds the new secret only under the browser's key, and the browser has
-// nothing else: a copied database opens nothing, and neither does a copied cookie. A row
+// The database has the new secret only encrypted under the browser's key, and the browser
+// has only that key. So neither a copied database nor a copied cookie opens anything. A row
 // that is moved to another person, inbox or credential does not open with any key.
 
 var (
-	// ErrContextCode means that a code is not for this person, was used, or has ended. One
-	// error for all: who guesses learns nothing.
-	ErrContextCode = errors.New("this code is not for you, was used already, or has ended")
-	// ErrNoContext means that a person has no context grant of an inbox in this browser.
+	// ErrContextCode means that a code is not for this person, was used, or has expired.
+	// There is one error for all three, so that guessing reveals nothing.
+	ErrContextCode = errors.New("this code is not for you, was used already, or has expired")
+	// ErrNoContext means that a person has no context grant for an inbox in this browser.
 	ErrNoContext = errors.New("no context grant in this browser")
 )
 
 // ContextCodeTime is how long the code of a context grant can be redeemed.
 const ContextCodeTime = 7 * 24 * time.Hour
 
-// A ContextGrant lets a person read what waiting actions of an inbox are about.
+// A ContextGrant lets a person read the threads of an inbox's waiting actions.
 type ContextGrant struct {
 	ID        string // of its credential
-	Inbox     string
-	Person    string // whom it is for
+	Inbox     string // id
+	Person    string // name of the account that may redeem it
 	Created   time.Time
 	CreatedBy string // a principal
 	Expires   time.Time
-	Redeemed  time.Time // zero: its code was not used yet
-	Browser   string    // in which it was; hostile text
-	Here      bool      // that is the browser of this request
+	Redeemed  time.Time // zero if its code was not redeemed yet
+	Browser   string    // name of the browser that redeemed it; hostile
+	Here      bool      // the request comes from that browser
 }
 
-// contextPlace is what the secret of a context grant is bound to.
+// contextPlace is the context to which the secret of a grant is bound.
 func contextPlace(credential, inbox, person string) string {
 	return "postern context v1\x00" + credential + "\x00" + inbox + "\x00" + person
 }
 
-// AddContext makes a context grant for a person of the project of the inbox that k
-// manages. The code is returned only this once. Whether there is such a person is not
-// said: a key of an inbox learns no names of accounts.
+// AddContext makes a context grant for a person of the inbox's project; k must manage the
+// inbox. It returns the code, which cannot be read again. It does not report whether the
+// person exists, because a key of an inbox must not learn the names of accounts.
 func (r *Ring) AddContext(ctx context.Context, who auth.Principal, k *seal.Key, person string, expires time.Time) (g ContextGrant, code auth.Secret, err error) {
 	n := NewKey{Name: person, Scope: seal.Read, Expires: expires}
 	if err := n.checkGrant(); err != nil {
@@ -96,16 +96,16 @@ func insertContext(ctx context.Context, tx *store.Tx, project string, g ContextG
 	return nil
 }
 
-// mayRedeem returns an error unless who is a person who decides.
+// mayRedeem returns an error unless who is a person who may decide.
 func mayRedeem(who auth.Principal) error {
 	if !who.Decides() {
-		return fmt.Errorf("%s may not read what actions are about, only a reviewer may: %w", who, auth.ErrForbidden)
+		return fmt.Errorf("%s may not read the threads of actions, only a reviewer may: %w", who, auth.ErrForbidden)
 	}
 	return nil
 }
 
-// RedeemContext exchanges a code for a grant that opens in one browser, whose key is
-// device. The code opens nothing afterwards: it may have come by mail or chat.
+// RedeemContext exchanges a code for a grant that works in one browser, whose key is
+// device. Afterwards the code opens nothing, because it may have been sent by mail or chat.
 func (r *Ring) RedeemContext(ctx context.Context, who auth.Principal, code, device auth.Secret, browser string) (g ContextGrant, err error) {
 	if err := mayRedeem(who); err != nil {
 		return g, err
@@ -121,7 +121,7 @@ func (r *Ring) RedeemContext(ctx context.Context, who auth.Principal, code, devi
 		if err := lockInbox(ctx, tx, old.Inbox); err != nil {
 			return err
 		}
-		part, err := onePart(ctx, tx, old.Inbox, old.ID) // of two who redeem it at once, one finds it
+		part, err := onePart(ctx, tx, old.Inbox, old.ID) // of two concurrent calls only one finds it
 		if errors.Is(err, ErrNoKey) {
 			return ErrContextCode
 		}
@@ -145,7 +145,7 @@ func (r *Ring) RedeemContext(ctx context.Context, who auth.Principal, code, devi
 	return g, err
 }
 
-// exchange puts the credential of g in the place of that of a code. Tx has locked b.
+// exchange replaces the credential of a code by a new one for g. tx must hold the lock of b.
 func (r *Ring) exchange(ctx context.Context, tx *store.Tx, who auth.Principal, b directory.Inbox, old Part, code, device auth.Secret, person string, g *ContextGrant) error {
 	cred, err := seal.CredentialKey(code.Reveal(), old.Credential)
 	if err != nil {
@@ -169,7 +169,7 @@ func (r *Ring) exchange(ctx context.Context, tx *store.Tx, who auth.Principal, b
 	return r.dropAndRekey(ctx, tx, who, old, "redeemed")
 }
 
-// contextOf returns the grant of a code that who may redeem now.
+// contextOf returns the grant of a code if who may redeem it now.
 func contextOf(ctx context.Context, tx *store.Tx, who auth.Principal, code auth.Secret) (g ContextGrant, err error) {
 	var created int64
 	now := time.Now()
@@ -183,8 +183,7 @@ func contextOf(ctx context.Context, tx *store.Tx, who auth.Principal, code auth.
 	return g, err
 }
 
-// personID returns the ID of a person's account. A name may be given to another person
-// later; the ID may not.
+// personID returns the ID of a person's account. Unlike a name, an ID is never reused.
 func personID(ctx context.Context, tx *store.Tx, who auth.Principal) (id string, err error) {
 	err = tx.One(ctx, `select id from person where name = $1 and project_id = $2 and disabled_at = 0`, []any{who.ID, who.Project}, &id)
 	if errors.Is(err, store.ErrNotFound) {
@@ -193,9 +192,9 @@ func personID(ctx context.Context, tx *store.Tx, who auth.Principal) (id string,
 	return id, err
 }
 
-// OpenContext returns the key by which who sees, in the browser with the key device, what
-// waiting actions of an inbox are about. It returns an error that wraps [ErrNoContext] if
-// there is none. The key has the scope [seal.Context]; forget it with the request.
+// OpenContext returns the key with which who reads the threads of an inbox's waiting
+// actions, in the browser whose key is device. The error wraps [ErrNoContext] if there is
+// no such grant. The key has the scope [seal.Context] and must not outlive the request.
 func (r *Ring) OpenContext(ctx context.Context, who auth.Principal, device auth.Secret, inbox string) (k *seal.Key, err error) {
 	if err := mayRedeem(who); err != nil {
 		return nil, err
@@ -223,7 +222,7 @@ func (r *Ring) OpenContext(ctx context.Context, who auth.Principal, device auth.
 		if err != nil {
 			return err
 		}
-		// The attack: somebody who can write the database gives a row to another person,
+		// The attack: somebody who can write the database assigns the row to another person,
 		// or to a credential of another inbox.
 		secret, err := seal.FromToken(device.Reveal(), contextPlace(id, b.ID, person), sealed)
 		if errors.Is(err, seal.ErrSealed) {

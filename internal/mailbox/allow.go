@@ -102,8 +102,8 @@ func SealedAllowed() store.Sealed {
 	return store.Sealed{Table: "allow_entry", Key: []string{"id"}}
 }
 
-// listed reports whether the allow list of an inbox matches every address in
-// to, for mail with or without files. Rows that are not authentic do not count.
+// listed reports whether the allow list of an inbox matches every address in to. files says
+// whether the mail has files. Rows that are not authentic do not count.
 func listed(ctx context.Context, tx *store.Tx, inbox string, to []string, files bool) (bool, error) {
 	if len(to) == 0 {
 		return false, nil
@@ -370,7 +370,7 @@ func (x allowExecutor) Show(a oversight.Action) (oversight.View, error) {
 		oversight.PanelRow{Name: "Allows", Value: "mail of any content, with files, from " + r.Address + " leaves at once and nobody reads it first, if every recipient is on the list", Warn: true},
 		oversight.PanelRow{Name: "Inbox", Value: r.Address},
 		oversight.PanelRow{Name: "Until", Value: until},
-		oversight.PanelRow{Name: "Asks still", Value: "a rule of the policy that asks or denies, and a kill switch"},
+		oversight.PanelRow{Name: "Still applies", Value: "rules of the policy that ask or deny, and kill switches"},
 	)
 	showReason(&v, r.Reason)
 	v.Unknown(unknown)

@@ -16,10 +16,10 @@ import (
 	"postern/internal/store"
 )
 
-// Allow implements [oversight.Allower]: together with an approval of mail, its recipient
-// or the recipient's domain is put on the inbox's allow list until a time. Who has the
-// rights that they need to add the entry by hand. The entry never covers more than
-// w says, and never replaces one.
+// Allow implements [oversight.Allower]: with an approval of mail it adds the recipient, or
+// the recipient's domain, to the inbox's allow list until a time. who needs the same rights
+// as for adding an entry by hand. The entry covers no more than w says, and replaces no
+// other entry.
 func (x sendExecutor) Allow(ctx context.Context, tx *store.Tx, who auth.Principal, a oversight.Action, w oversight.Allowance) (audit.Fields, error) {
 	refuse := func(why string) (audit.Fields, error) {
 		return nil, fmt.Errorf("%s: %w", why, oversight.ErrAllowance)
@@ -33,12 +33,12 @@ func (x sendExecutor) Allow(ctx context.Context, tx *store.Tx, who auth.Principa
 		return refuse(err.Error())
 	}
 	if w.Address != "" && strings.HasPrefix(pattern, "*") {
-		return refuse("an address is no whole domain")
+		return refuse("address: must be one address; use domain for all addresses of a domain")
 	}
-	// The attack: a form that was changed, so that the approval of one mail lets the inbox
-	// write to somebody whom nobody was shown.
+	// The attack: a changed form, with which the approval of one mail lets the inbox write
+	// to somebody whom the reviewer was not shown.
 	if !slices.ContainsFunc(a.Request.To, func(to string) bool { return allows(map[string]bool{pattern: true}, to) }) {
-		return refuse(pattern + " is no recipient of it")
+		return refuse(pattern + " is not a recipient of this mail")
 	}
 	if host := hostOf(pattern); w.Domain != "" && slices.Contains(providers, host) {
 		return refuse("anybody can get an address at " + host + ": allow the address alone")

@@ -241,11 +241,11 @@ func CheckMeans(name string) string {
 	case "spf":
 		return "the sending server may send for the domain of the envelope"
 	case "dkim":
-		return "a domain has signed the message, and it was not changed since"
+		return "a domain has signed the message, which has not changed since"
 	case "dmarc":
-		return "the domain of the From field is proved by one of both"
+		return "SPF or DKIM proves the domain of the From field"
 	case "arc":
-		return "servers on the way have passed on what they checked"
+		return "servers on the way vouch for the results of their checks"
 	}
 	return ""
 }

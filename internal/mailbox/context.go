@@ -20,56 +20,56 @@ import (
 	"postern/internal/store"
 )
 
-// Contexts show a reviewer what a waiting action is about: the thread that it answers,
-// or who sent the mail that it would let in. The reviewer's key (see
-// [keyring.Ring.OpenContext]) opens the inbox in cryptography; that it opens no more than
-// this is checked here, which is the only code that takes such a key.
+// Contexts show a reviewer the conversation of a waiting action: the thread that an email
+// answers, or the sender of a held message. Cryptographically the reviewer's key (see
+// [keyring.Ring.OpenContext]) opens the whole inbox. This is the only code that accepts such
+// a key, and it limits what the key reads. It is safe for concurrent use.
 type Contexts struct {
 	db   *store.DB
 	post *PostOffice
 
 	mu   sync.Mutex           // guards what follows
-	told map[string]time.Time // openings that are in the record, by what was opened
+	told map[string]time.Time // when readings were recorded, by what was read
 }
 
 // The limits of what a reviewer sees of a thread.
 const (
 	maxSaid     = 6             // messages, the newest
-	maxSaidText = 4 << 10       // bytes of the text of one
-	maxTold     = 4096          // openings that are remembered
-	toldFor     = 1 * time.Hour // so long the same look at the same mail is one entry of the record
+	maxSaidText = 4 << 10       // bytes of text of one message
+	maxTold     = 4096          // readings that are remembered
+	toldFor     = 1 * time.Hour // within this time, repeated readings of the same mail are one entry of the record
 )
 
-// A Conversation is what a waiting action is about.
+// A Conversation is the mail to which a waiting action belongs.
 type Conversation struct {
 	Said    []Said // newest first
 	Total   int    // messages of the thread
-	Apart   bool   // none of the recipients has part in it
-	Arrival bool   // it is the mail that would be let in, without its text
+	Apart   bool   // no recipient of the action takes part in the thread
+	Arrival bool   // it is a held message, without its text
 }
 
 // A Said is one message of a conversation. All of it is hostile.
 type Said struct {
-	At      time.Time
-	Out     bool // the inbox sent it
+	At      time.Time // when it was stored
+	Out     bool      // the inbox sent it
 	From    string
 	To      []string
 	Subject string
 	Text    string
 	Cut     bool // Text is only the beginning
-	Files   int
+	Files   int  // number of attachments
 }
 
 // mayLook returns an error unless k is a reviewer's key and who is a reviewer.
 func mayLook(who auth.Principal, k *seal.Key) error {
 	if !who.Decides() || k.Scope() != seal.Context {
-		return fmt.Errorf("%s may not read what actions are about: %w", who, auth.ErrForbidden)
+		return fmt.Errorf("%s may not read the threads of actions: %w", who, auth.ErrForbidden)
 	}
 	return nil
 }
 
-// Of returns what a is about. It is empty for an action that waits for no decision, is of
-// another inbox than that of k, or is about no mail.
+// Of returns the conversation of a. It is empty if a is not pending, belongs to another
+// inbox than k, or is not about mail.
 func (c *Contexts) Of(ctx context.Context, who auth.Principal, k *seal.Key, a *oversight.Action) (Conversation, error) {
 	if err := mayLook(who, k); err != nil {
 		return Conversation{}, err
@@ -100,7 +100,7 @@ func (c *Contexts) thread(ctx context.Context, who auth.Principal, k *seal.Key, 
 	if err != nil || len(list) == 0 {
 		return out, err
 	}
-	// The record first: what is not recorded is not shown.
+	// Nothing is shown before the reading is recorded.
 	f := audit.Fields{"inbox": k.Inbox(), "thread": thread, "messages": strconv.Itoa(len(list)), "credential": k.Credential().ID}
 	if err := c.tell(ctx, who, audit.ContextRead, a.ID, list[0].id, f); err != nil {
 		return Conversation{}, err
@@ -121,8 +121,8 @@ func (c *Contexts) thread(ctx context.Context, who auth.Principal, k *seal.Key, 
 			party[strings.ToLower(who.Addr)] = true
 		}
 	}
-	// The attack: a mail that names a Message-ID of another conversation, so that its
-	// reviewer reads a harmless story.
+	// The attack: an email that names the Message-ID of another conversation, so that its
+	// reviewer reads a harmless thread.
 	out.Apart = !slices.ContainsFunc(env.To, func(to string) bool { return party[strings.ToLower(to)] })
 	c.post.scrub.Touch()
 	return out, nil
@@ -198,7 +198,7 @@ func saidOf(m kept, p mail.Message) Said {
 	return out
 }
 
-// arrival returns who sent the mail that an action would let in.
+// arrival returns sender and subject of the held message that an action would let in.
 func (c *Contexts) arrival(ctx context.Context, who auth.Principal, k *seal.Key, a *oversight.Action) (out Conversation, err error) {
 	var v arrival
 	if err := json.Unmarshal(a.Payload, &v); err != nil || v.Inbox != k.Inbox() {
@@ -216,15 +216,15 @@ func (c *Contexts) arrival(ctx context.Context, who auth.Principal, k *seal.Key,
 	return out, nil
 }
 
-// A Sender is who sent a message that is held, and its subject. Both are hostile.
+// A Sender names the sender and the subject of a held message. Both are hostile.
 type Sender struct {
 	ID            string // of the message
 	At            time.Time
 	From, Subject string
 }
 
-// Held returns who sent what is in quarantine for the inbox that k opens, the newest
-// first: no text, and no other mail.
+// Held returns senders and subjects of the mail in quarantine of k's inbox, the newest
+// first. It reads no texts and no other mail.
 func (c *Contexts) Held(ctx context.Context, who auth.Principal, k *seal.Key) ([]Sender, error) {
 	if err := mayLook(who, k); err != nil {
 		return nil, err
@@ -254,8 +254,8 @@ func (c *Contexts) held(ctx context.Context, who auth.Principal, k *seal.Key, ve
 	return out, nil
 }
 
-// tell records that a reviewer read something, unless the same look at the same newest message
-// is in the record of the last hour: a page that is loaded again is one look.
+// tell records a reading, unless the same reading with the same newest message was recorded
+// within the last hour: loading a page again is not another reading.
 func (c *Contexts) tell(ctx context.Context, who auth.Principal, verb audit.Verb, object, newest string, f audit.Fields) error {
 	key := strings.Join([]string{who.Project, who.ID, string(verb), object, newest, f["credential"]}, " ")
 	c.mu.Lock()

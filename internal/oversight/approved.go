@@ -36,7 +36,7 @@ func ApprovedBefore(ctx context.Context, tx *store.Tx, project string, before ti
 		created, _ := row.Values["created_at"].(int64)
 		a := Action{ID: text("id"), Project: project, Kind: policy.Kind(text("kind")), State: State(text("state")), Decider: text("decider"), Created: store.FromTime(created)}
 		if !row.Holds || json.Unmarshal([]byte(text("request")), &a.Request) != nil {
-			a.Request = policy.Request{} // the caller goes on behind it all the same
+			a.Request = policy.Request{} // the action stays in the list, so that the caller can continue after it
 		}
 		a.Request.Kind = a.Kind
 		out = append(out, a)

@@ -27,8 +27,8 @@ const (
 	FormWords  Form = "words"  // each value is text that somebody else wrote
 )
 
-// A Panel is a part of a [View] with a layout of its own. Panels repeat what Fields and
-// Text have, for interfaces with pages; the others ignore them.
+// A Panel is a part of a [View] with its own layout. Panels repeat Fields and Text for
+// interfaces with pages. Other interfaces ignore them.
 type Panel struct {
 	Name string // heading
 	Form Form
@@ -96,9 +96,9 @@ const (
 // errNoObject means that a payload is not a JSON object.
 var errNoObject = errors.New("the payload is not a JSON object")
 
-// ReadPayload decodes a payload, a JSON object, into v. Unknown has the values that v has
-// no place for, and those that have a name twice: the payload of another release may have
-// them. A person approves them too, so [View.Unknown] must be called with them.
+// ReadPayload decodes a payload, a JSON object, into v. It returns the values for which v
+// has no field, and those whose name occurs twice; the payload of another release may have
+// them. A person approves them too, so the caller must pass them to [View.Unknown].
 func ReadPayload(payload []byte, v any) (unknown []Field, err error) {
 	if err := json.Unmarshal(payload, v); err != nil {
 		return nil, fmt.Errorf("read payload: %w", err)
@@ -116,7 +116,7 @@ func (v *View) Unknown(unknown []Field) {
 	if len(unknown) == 0 {
 		return
 	}
-	v.Notes = append(v.Notes, "it has values that this release does not know, or that are there twice: they are listed as they are, and their effect is not known")
+	v.Notes = append(v.Notes, "it has values that this release does not know, or that occur twice: they are listed unchanged, and their effect is unknown")
 	for i, f := range unknown {
 		if i == maxUnknown {
 			v.partly(fmt.Sprintf("%d of its unknown values are not shown", len(unknown)-i))

@@ -20,46 +20,46 @@ type QueueOrder string
 
 // The orders.
 const (
-	ByRisk QueueOrder = "risk" // what should be looked at most closely first, then the oldest; the zero QueueOrder is this one
+	ByRisk QueueOrder = "risk" // the riskiest first, then the oldest; also the meaning of the zero QueueOrder
 	ByAge  QueueOrder = "age"  // the oldest first
 )
 
 // A QueueQuery selects actions that wait for a person. The zero QueueQuery selects the
-// first 50 by risk, without those that the person has put off.
+// first 50 by risk, without those that the person has snoozed.
 type QueueQuery struct {
 	Order     QueueOrder
 	Kinds     []policy.Kind // any of these; empty means all
 	Inbox     string        // id of an inbox; empty means all
 	Proposer  string        // a principal; empty means all
 	Recipient string        // an address, a domain of recipients, or a host; empty means all
-	Words     string        // each of these in recipients, hosts, subject or names of files; empty means all
-	Mine      bool          // only what policy asks the person about
-	Assigned  bool          // only what is assigned to the person
-	Grave     bool          // only what has a grave finding
-	Snoozed   bool          // what the person has put off, instead of what they have not
+	Words     string        // words that are all in recipients, hosts, subject or file names; empty means all
+	Mine      bool          // only actions that policy asks the person about
+	Assigned  bool          // only actions that are assigned to the person
+	Grave     bool          // only actions with a grave finding
+	Snoozed   bool          // only actions that the person has snoozed
 	After     string        // [Queue.Next] of the page before; empty means the first page
 	Limit     int           // at most so many; 0 means 50, and 500 is the most
 	Around    string        // id of an action whose Place, Prev and Next are wanted; empty means none
 }
 
-// A Queue is one page of what waits for a person.
+// A Queue is one page of the actions that wait for a person.
 type Queue struct {
 	Items []Queued
 	Next  string // for [QueueQuery.After]; empty on the last page
-	Total int    // that the query selects
+	Total int    // actions that the query selects, on all pages
 
-	// The following count what the person has not put off, whatever else the query
-	// selects.
+	// The following count actions that the person has not snoozed. The query does not
+	// change them.
 	Waiting int
 	Kinds   map[policy.Kind]int
-	Inboxes map[string]int // by id; "" for those of no inbox
+	Inboxes map[string]int // by id; "" counts actions without an inbox
 	Grave   int            // with a grave finding
-	Soon    int            // whose time to be decided ends within a day
-	Snoozed int            // put off by the person; not in the others
+	Soon    int            // that expire within a day
+	Snoozed int            // that the person has snoozed; not in the other counts
 
-	// Where the action Around stands among those that the query selects, from 1; 0 where
-	// it does not wait. Before and Behind are the ids of the actions before and behind it,
-	// or empty.
+	// Place is the position of the action Around among those that the query selects, from
+	// 1; 0 if it is not pending. Before and Behind are the ids of the actions before and
+	// after it, or empty.
 	Place          int
 	Before, Behind string
 }
@@ -67,8 +67,8 @@ type Queue struct {
 // A Queued is an action in a [Queue], without its payload.
 type Queued struct {
 	Action
-	Risk    int      // the higher, the more closely it should be looked at
-	Reasons []string // of Risk, for people; may be hostile
+	Risk    int      // higher means that it needs a closer look
+	Reasons []string // for Risk, for people; may be hostile
 }
 
 // Limits of a query. The attack: a page that makes the server compare megabytes.
@@ -135,8 +135,8 @@ func containing(part string) string {
 	return "%" + strings.NewReplacer(`\`, `\\`, `%`, `\%`, `_`, `\_`).Replace(part) + "%"
 }
 
-// base selects what of the project's queue who has, or has not, put off.
-// With none put off it reads no more than the index of the project.
+// base selects the actions of the project's queue that who has snoozed, or has not.
+// Without snoozes it needs only the project's index.
 func (q *QueueQuery) base(who auth.Principal, now time.Time, snoozed int) *selection {
 	s := &selection{}
 	s.and(`project_id = ?`, who.Project)
@@ -150,7 +150,7 @@ func (q *QueueQuery) base(who auth.Principal, now time.Time, snoozed int) *selec
 	return s
 }
 
-// narrow adds what else q selects.
+// narrow adds the other filters of q.
 func (q *QueueQuery) narrow(s *selection, who auth.Principal) {
 	if len(q.Kinds) > 0 {
 		marks, args := []string{}, []any{}
@@ -199,8 +199,8 @@ func askedAs(who auth.Principal) []string {
 	return out
 }
 
-// order returns the "order by", forwards or backwards, and the condition of what stands
-// behind a key in that direction.
+// order returns the "order by", forwards or backwards, and the condition that selects the
+// rows after a key in that direction.
 func (o QueueOrder) order(back bool) (by, behind string, args func(k queueKey) []any) {
 	up, down, more, less := "", " desc", ">", "<"
 	if back {
@@ -258,7 +258,7 @@ func (g *Gate) Queue(ctx context.Context, who auth.Principal, q QueueQuery) (out
 	return out, nil
 }
 
-// count fills in the counts of what who has not put off.
+// count fills in the counts.
 func (out *Queue) count(ctx context.Context, tx *store.Tx, who auth.Principal, now time.Time) error {
 	off := (&QueueQuery{Snoozed: true}).base(who, now, 0)
 	if err := tx.One(ctx, `select count(*) from waiting`+off.where(), off.args, &out.Snoozed); err != nil {
@@ -328,7 +328,7 @@ func (out *Queue) page(ctx context.Context, tx *store.Tx, q QueueQuery, s *selec
 	return nil
 }
 
-// around fills in where the action that q names stands among what s selects.
+// around fills in the place and the neighbours of the action that q names.
 func (out *Queue) around(ctx context.Context, tx *store.Tx, who auth.Principal, q QueueQuery, s *selection) error {
 	if q.Around == "" {
 		return nil

@@ -24,15 +24,15 @@ const (
 	riskMany     = 30 // more than ten recipients
 	riskLarge    = 20 // more than a megabyte
 	riskSecond   = 20 // several people are asked
-	riskNear     = 15 // its time to be decided ends within nearTime
+	riskNear     = 15 // it expires within nearTime
 	manyTo       = 10
 	large        = 1 << 20
 	nearTime     = time.Hour
 	maxWordsKept = 4 << 10 // bytes of the text in which the queue is searched
 )
 
-// risk returns how closely a should be looked at, and why. It reads only what was known
-// when a was proposed: the queue is sorted without opening an action.
+// risk returns the risk of a and the reasons for it. It uses only what was known when a was
+// proposed, so that the queue is sorted without opening an action.
 func (a *Action) risk() (n int, reasons []string) {
 	add := func(by int, why string) { n, reasons = n+by, append(reasons, why) }
 	graves, others := 0, 0
@@ -149,12 +149,12 @@ func (g *Gate) tidyQueue(ctx context.Context) error {
 		return fmt.Errorf("take actions off the queue: %w", err)
 	}
 	if err := g.near(ctx); err != nil {
-		return fmt.Errorf("raise what must be decided soon: %w", err)
+		return fmt.Errorf("raise the risk of actions that expire soon: %w", err)
 	}
 	return nil
 }
 
-// near raises in the queue what must be decided soon.
+// near raises the risk of actions that expire soon.
 func (g *Gate) near(ctx context.Context) error {
 	soon := store.Time(time.Now().Add(nearTime))
 	var n int
@@ -167,7 +167,7 @@ func (g *Gate) near(ctx context.Context) error {
 	}
 	return g.db.Update(ctx, func(tx *store.Tx) error {
 		_, err := tx.ExecContext(ctx, `update waiting set near = 1, risk = risk + $1, reasons = reasons || $2 where near = 0 and expires_at > 0 and expires_at < $3`,
-			riskNear, "\nits time ends soon", soon)
+			riskNear, "\nexpires soon", soon)
 		return err
 	})
 }

@@ -11,29 +11,31 @@ import (
 	"postern/internal/store"
 )
 
-// ErrSnooze means that an action cannot be put off as it was asked.
-var ErrSnooze = errors.New("an action that waits can be put off for at most 30 days, until its time to be decided ends, or until its agent writes it anew; a person puts off at most 500")
+// ErrSnooze means that a snooze is longer than 30 days or than the action waits, or that
+// the person has snoozed 500 actions.
+var ErrSnooze = errors.New("choose a time within 30 days and before the action expires; a person can snooze at most 500 actions")
 
-// ErrAssign means that an action cannot be assigned to a person.
-var ErrAssign = errors.New("an action that waits can be assigned to a person of the project who may decide")
+// ErrAssign means that a person may not decide on the action.
+var ErrAssign = errors.New("choose a person of the project who may decide on the action")
 
 const (
 	maxSnooze  = 30 * 24 * time.Hour
-	maxSnoozed = 500 // actions that one person puts off at the same time
+	maxSnoozed = 500 // actions that one person snoozes at the same time
 )
 
 // A Snooze is an action that one person does not want to see now.
 type Snooze struct {
 	Action   string // id
 	Until    time.Time
-	OnAnswer bool // it comes back earlier when its agent writes it anew
+	OnAnswer bool // it comes back earlier when its agent revises it
 	At       time.Time
 }
 
-// Snooze takes a waiting action off who's list until a time. It stays in the queue for
-// everybody else, and its time to be decided does not change. With onAnswer it comes
-// back when its agent writes it anew; until may then be zero. It returns [ErrSnooze],
-// [ErrStale] where the action does not wait, [auth.ErrForbidden] or [store.ErrNotFound].
+// Snooze hides a pending action from who's queue until a time, at most 30 days ahead and
+// not after it expires. Everybody else still sees it, and its expiry does not change. With
+// onAnswer it also comes back when its agent revises it; until may then be zero. It returns
+// [ErrSnooze], [ErrStale] if the action is not pending, [auth.ErrForbidden] or
+// [store.ErrNotFound].
 func (g *Gate) Snooze(ctx context.Context, who auth.Principal, id string, until time.Time, onAnswer bool) error {
 	if !who.Decides() {
 		return fmt.Errorf("%s has no list of actions: only a person who reviews has: %w", who, auth.ErrForbidden)
@@ -48,19 +50,19 @@ func (g *Gate) Snooze(ctx context.Context, who auth.Principal, id string, until 
 		if end.IsZero() && onAnswer {
 			end = a.Expires
 		}
-		// After the end of its time there is nothing to come back to: it is denied then.
+		// When the action expires it is denied, and nothing would come back.
 		if !end.After(now) || end.Sub(now) > maxSnooze || !a.Expires.IsZero() && end.After(a.Expires) {
-			return fmt.Errorf("put off %s: %w", id, ErrSnooze)
+			return fmt.Errorf("snooze %s: %w", id, ErrSnooze)
 		}
 		fresh, err := tx.Changed(ctx, `insert into snooze (action_id, person, until, on_answer, at) select $1, $2, $3, $4, $5
 			where (select count(*) from snooze where person = $2 and until > $5 and action_id <> $1) < $6
 			on conflict (action_id, person) do update set until = excluded.until, on_answer = excluded.on_answer, at = excluded.at`,
 			id, who.String(), store.Time(end), store.Flag(onAnswer), store.Time(now), maxSnoozed)
 		if err != nil {
-			return fmt.Errorf("put off %s: %w", id, err)
+			return fmt.Errorf("snooze %s: %w", id, err)
 		}
 		if !fresh {
-			return fmt.Errorf("put off %s: %w", id, ErrSnooze)
+			return fmt.Errorf("snooze %s: %w", id, ErrSnooze)
 		}
 		f := audit.Fields{"until": stored(end).Format(time.RFC3339)}
 		if onAnswer {
@@ -70,7 +72,7 @@ func (g *Gate) Snooze(ctx context.Context, who auth.Principal, id string, until 
 	})
 }
 
-// Unsnooze puts an action back on who's list. It changes nothing where it is there.
+// Unsnooze ends who's snooze of an action, if there is one.
 func (g *Gate) Unsnooze(ctx context.Context, who auth.Principal, id string) error {
 	if !who.Decides() {
 		return fmt.Errorf("%s has no list of actions: only a person who reviews has: %w", who, auth.ErrForbidden)
@@ -87,7 +89,7 @@ func (g *Gate) Unsnooze(ctx context.Context, who auth.Principal, id string) erro
 	})
 }
 
-// Snoozed returns what who has put off, the first to come back first.
+// Snoozed returns who's snoozes, the first to end first.
 func (g *Gate) Snoozed(ctx context.Context, who auth.Principal) (out []Snooze, err error) {
 	if who.Kind != auth.Person {
 		return nil, fmt.Errorf("%s has no list of actions, only a person has: %w", who, auth.ErrForbidden)
@@ -103,12 +105,12 @@ func (g *Gate) Snoozed(ctx context.Context, who auth.Principal) (out []Snooze, e
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read what is put off: %w", err)
+		return nil, fmt.Errorf("read snoozed actions: %w", err)
 	}
 	return out, nil
 }
 
-// answered puts an action back on the lists of those who wait for its agent's answer.
+// answered ends the snoozes of an action that end when its agent revises it.
 func answered(ctx context.Context, tx *store.Tx, id string) error {
 	if err := tx.Later(ctx, `delete from snooze where action_id = $1 and on_answer = 1`, id); err != nil {
 		return fmt.Errorf("wake action %s: %w", id, err)
@@ -116,7 +118,7 @@ func answered(ctx context.Context, tx *store.Tx, id string) error {
 	return nil
 }
 
-// waiting returns an action that waits for a person, or [ErrStale].
+// waiting returns a pending action, or [ErrStale] if it is not pending.
 func (g *Gate) waiting(ctx context.Context, tx *store.Tx, who auth.Principal, id string) (Action, error) {
 	a, err := g.read(ctx, tx, who, id)
 	if err == nil && a.State != Pending {
@@ -125,10 +127,10 @@ func (g *Gate) waiting(ctx context.Context, tx *store.Tx, who auth.Principal, id
 	return a, err
 }
 
-// Assign asks a person, by name, to look at a waiting action, or nobody where the name
-// is empty. Everybody sees it. It limits nobody's decision, and gives nobody a right. It
-// returns [ErrAssign] unless the person may decide on it, [ErrStale] where the action
-// does not wait, [auth.ErrForbidden] or [store.ErrNotFound].
+// Assign asks a person, by name, to look at a pending action. An empty name removes the
+// assignment. Everybody sees it; it limits nobody's decision and gives nobody a right. It
+// returns [ErrAssign] unless the person may decide on the action, [ErrStale] if the action
+// is not pending, [auth.ErrForbidden] or [store.ErrNotFound].
 func (g *Gate) Assign(ctx context.Context, who auth.Principal, id, person string) error {
 	if !who.Decides() {
 		return fmt.Errorf("%s cannot assign, only a person who reviews can: %w", who, auth.ErrForbidden)
@@ -160,7 +162,7 @@ func assignable(ctx context.Context, tx *store.Tx, a *Action, name string) error
 	var role string
 	err := tx.One(ctx, `select role from person where name = $1 and project_id = $2 and disabled_at = 0`, []any{name, a.Project}, &role)
 	if errors.Is(err, store.ErrNotFound) {
-		return fmt.Errorf("%q is nobody of this project: %w", name, ErrAssign)
+		return fmt.Errorf("%q has no account in this project: %w", name, ErrAssign)
 	}
 	if err != nil {
 		return fmt.Errorf("read account: %w", err)

@@ -16,10 +16,10 @@ import (
 const (
 	maxMembers  = 200      // names that are shown
 	maxCounted  = 20_000   // names that are counted
-	maxUnpacked = 64 << 20 // bytes of a compressed tar archive that are looked through
+	maxUnpacked = 64 << 20 // bytes of a compressed tar archive that are unpacked
 )
 
-// A Listing is what an archive holds.
+// A Listing is the table of contents of an archive.
 type Listing struct {
 	Members []Member
 	Total   int   // files in all
@@ -30,10 +30,10 @@ type Listing struct {
 type Member struct {
 	Name string
 	Size int64  // bytes, as the archive claims
-	Say  string // what is odd about it, for people; may be empty
+	Say  string // a warning for people; may be empty
 }
 
-// archive lists an archive. The form stays as it is if data is none that it knows.
+// archive lists an archive. It does not change f.Form if it does not know the format.
 func (f *File) archive(data []byte) {
 	l, err := listing(data)
 	switch {
@@ -44,7 +44,7 @@ func (f *File) archive(data []byte) {
 	}
 	f.Form, f.Members = Archive, l
 	f.Facts = plural(l.Total, "file", "files") + " in it"
-	f.missing("only the names are shown, not what is in the files")
+	f.missing("only the names are shown, not the content of the files")
 	if l.Total > len(l.Members) {
 		f.missing("names 1 to %d of %d", len(l.Members), l.Total)
 	}
@@ -60,25 +60,25 @@ func (f *File) archive(data []byte) {
 		}
 	}
 	if programs > 0 {
-		f.note("%s of them run where they are opened", plural(programs, "one", "files"))
+		f.note("%s in it would run when opened", plural(programs, "file", "files"))
 	}
 	if sealed > 0 {
-		f.note("files in it are encrypted, so nobody here can read them")
+		f.note("files in it are encrypted, so no check can read them")
 	}
 	if out > 0 {
-		f.note("names in it lead out of the folder in which it is unpacked")
+		f.note("files in it would be unpacked outside the chosen folder")
 	}
 }
 
-// What may be odd about a file of an archive.
+// Warnings about a file of an archive.
 const (
 	sayProgram   = "a double click runs it"
 	sayEncrypted = "encrypted"
-	sayOut       = "leads out of its folder"
+	sayOut       = "would be unpacked outside the folder"
 	sayLink      = "a link to another file"
 )
 
-// say returns what is odd about a name.
+// say returns a warning about a name, or "".
 func say(name string) string {
 	clean := path.Clean(strings.ReplaceAll(name, `\`, "/"))
 	switch ext := strings.ToLower(strings.TrimPrefix(filepath.Ext(strings.TrimRight(name, " .")), ".")); {
@@ -133,8 +133,7 @@ func or(s, otherwise string) string {
 }
 
 func zipListing(data []byte) (l Listing, err error) {
-	// The attack: names without files, of which each takes 46 bytes here and ten times that
-	// in memory once it is read.
+	// The attack: entries without files. Each takes 46 bytes here and ten times that in memory.
 	if bytes.Count(data, []byte("PK\x01\x02")) > maxCounted {
 		l.add(Member{Name: "(more than 20000 files)"})
 		return l, errors.New("too many files")

@@ -5,9 +5,9 @@ import (
 	"encoding/binary"
 )
 
-// beside returns how many bytes of a picture are neither pixels nor what is needed to draw
-// them: comments, metadata, profiles of colours, chunks that no decoder reads, and what
-// lies behind the picture's end. The attack: a list of customers behind a logo.
+// beside returns how many bytes of a picture are neither pixels nor needed to draw them:
+// comments, metadata, colour profiles, chunks that no decoder reads, and data after the
+// picture's end. The attack: a list of customers behind a logo.
 func beside(data []byte) int {
 	switch {
 	case bytes.HasPrefix(data, []byte("\x89PNG")):

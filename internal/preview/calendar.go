@@ -12,14 +12,14 @@ const (
 	maxCalendar = 1 << 20 // bytes
 	maxLines    = 20_000  // after unfolding
 	maxNesting  = 8       // components within each other
-	maxEvents   = 10      // that are shown
-	maxPeople   = 40      // of one event that are shown
+	maxEvents   = 10      // events that are shown
+	maxPeople   = 40      // attendees of one event that are shown
 )
 
-// Dates are what a calendar file asks of a calendar.
+// Dates is the content of a calendar file.
 type Dates struct {
 	Method string // REQUEST, CANCEL, REPLY, PUBLISH …; empty if it names none
-	Means  string // what a calendar does with it, for people
+	Means  string // what calendar programs do with it, for people
 	Events []Event
 }
 
@@ -27,22 +27,22 @@ type Dates struct {
 type Event struct {
 	Kind        string // "event", "task", "note" or "busy times"
 	Summary     string
-	Start, End  string // as the file has them, with the time zone that it names
-	Every       string // the rule by which it repeats; empty if it does not
+	Start, End  string // with the time zone that the file names
+	Every       string // the rule of repetition; empty if it does not repeat
 	Where       string
 	Description string
 	Organizer   Attendee
 	Attendees   []Attendee
-	Others      int // attendees who are not listed
-	Status      string
-	Links       []string // addresses that it leads to
-	Alarms      []string // what it does by itself: "shows a reminder"
+	Others      int      // number of attendees who are not in Attendees
+	Status      string   // such as "confirmed"; may be empty
+	Links       []string // URLs
+	Alarms      []string // what alarms do: "shows a reminder"
 }
 
-// An Attendee is a person whom a calendar writes to.
+// An Attendee is an organizer or attendee of an event. Its texts are hostile.
 type Attendee struct {
-	Name    string // hostile: it says whatever the sender likes
-	Address string // of the kind user@domain where it is a mailbox
+	Name    string // chosen by the sender; may be empty
+	Address string // user@domain if it is a mailbox; else a URI
 	Role    string // "optional", "required" …; may be empty
 }
 
@@ -52,10 +52,10 @@ type property struct {
 	params      map[string]string
 }
 
-// calendar shows what a calendar file asks for.
+// calendar shows a calendar file.
 func (f *File) calendar(text string) {
 	if len(text) > maxCalendar {
-		f.missing("the calendar has more than %d MiB, so nothing of it is shown", maxCalendar>>20)
+		f.missing("the calendar is larger than %d MiB, so nothing of it is shown", maxCalendar>>20)
 		return
 	}
 	r := calendarReader{}
@@ -64,12 +64,12 @@ func (f *File) calendar(text string) {
 		why = "it has no entry"
 	}
 	if why != "" {
-		f.note("it is not a calendar that every program reads alike, so it is shown as text: %s", why)
+		f.note("it is not a well-formed calendar, so it is shown as text: %s", why)
 		f.text(text)
 		return
 	}
-	// The attack: words in a property, a parameter or a time zone that nothing above shows,
-	// while the line below says that the file is shown in full. So its text is shown as well.
+	// The attack: words in a property, a parameter or a time zone that no field shows, in a
+	// file that counts as shown in full. So the text is shown too.
 	f.text(text)
 	f.Form, f.Events = Calendar, r.dates
 	f.Events.Means = methodMeans(r.dates.Method)
@@ -78,11 +78,11 @@ func (f *File) calendar(text string) {
 		f.missing("entries 1 to %d of %d", len(r.dates.Events), r.events)
 	}
 	if r.left > 0 {
-		f.note("%s of it are shown in its text alone", plural(r.left, "line", "lines"))
+		f.note("only its text shows %s of it", plural(r.left, "line", "lines"))
 	}
 	for _, name := range r.twice {
-		// The attack: a reviewer reads the last title, and the recipient's calendar the first.
-		f.note("an entry has %s more than once, and calendars differ in which they take", name)
+		// The attack: the reviewer reads the last title, and the recipient's calendar shows the first.
+		f.note("an entry has %s more than once, and calendar programs differ in which one they use", name)
 	}
 	for _, e := range r.dates.Events {
 		if e.Others > 0 {
@@ -91,13 +91,13 @@ func (f *File) calendar(text string) {
 	}
 }
 
-// methodMeans says what a calendar does with a file of this method (RFC 5546).
+// methodMeans says what calendar programs do with a file of this method (RFC 5546).
 func methodMeans(method string) string {
 	switch method {
 	case "REQUEST":
-		return "asks the attendees to come, or changes what they were asked before"
+		return "invites the attendees, or changes an earlier invitation"
 	case "CANCEL":
-		return "takes the entry out of the attendees’ calendars"
+		return "removes the entry from the attendees’ calendars"
 	case "REPLY":
 		return "tells the organizer whether somebody comes"
 	case "COUNTER":
@@ -105,9 +105,9 @@ func methodMeans(method string) string {
 	case "ADD":
 		return "adds a date to an entry that repeats"
 	case "", "PUBLISH":
-		return "is added to a calendar; nobody is asked"
+		return "is added to a calendar; nobody is invited"
 	}
-	return "is of a method that calendars rarely know"
+	return "has a method that few calendar programs know"
 }
 
 // A calendarReader reads the lines of a calendar.
@@ -140,7 +140,7 @@ func (r *calendarReader) read(text string) string {
 				return "its components are too deep"
 			}
 			if len(r.open) == 0 && !strings.EqualFold(p.value, "VCALENDAR") {
-				return "it does not begin as a calendar does"
+				return "it does not begin with BEGIN:VCALENDAR"
 			}
 			r.open = append(r.open, strings.ToUpper(p.value))
 			r.begin()
@@ -163,7 +163,7 @@ func (r *calendarReader) read(text string) string {
 	return ""
 }
 
-// unfold returns the lines of a calendar, those that were folded joined.
+// unfold returns the lines of a calendar, with folded lines joined.
 func unfold(text string) []string {
 	text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")
 	// A word cut in two lines is one word to a calendar.
@@ -241,7 +241,7 @@ func alarmMeans(action string) string {
 	case "AUDIO":
 		return "plays a sound"
 	case "EMAIL":
-		return "sends a mail by itself"
+		return "sends an email by itself"
 	case "PROCEDURE":
 		return "runs a program"
 	}
@@ -319,7 +319,7 @@ func (r *calendarReader) line(p property) {
 	}
 }
 
-// put sets what an entry has once, and notes where it had another value before.
+// put sets a property that an entry may have once. It notes a second, different value.
 func (r *calendarReader) put(name string, to *string, value string) {
 	if *to != "" && *to != value && !slices.Contains(r.twice, name) {
 		r.twice = append(r.twice, name)
@@ -352,8 +352,8 @@ func person(p property) Attendee {
 	return a
 }
 
-// moment writes a date, or a date and a time (RFC 5545, sections 3.3.4 and 3.3.5), as
-// people do. What is neither is returned as it is.
+// moment returns a date, or a date and time (RFC 5545, sections 3.3.4 and 3.3.5), in a form
+// for people. It returns other values unchanged.
 func moment(p property) string {
 	v := strings.TrimSpace(p.value)
 	if t, err := time.Parse("20060102", v); err == nil {
@@ -366,7 +366,7 @@ func moment(p property) string {
 		if zone := p.params["TZID"]; zone != "" {
 			return t.Format("2006-01-02 15:04") + " in " + zone
 		}
-		return t.Format("2006-01-02 15:04") + ", wherever it is read"
+		return t.Format("2006-01-02 15:04") + ", in the reader’s time zone"
 	}
 	return v
 }

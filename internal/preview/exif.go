@@ -81,7 +81,7 @@ func exifTag(data []byte, tag uint16) (value int, ok bool) {
 	return 0, false
 }
 
-// orientation returns how the pixels of a picture have to be turned, 1 to 8.
+// orientation returns the Exif orientation of a picture, 1 to 8.
 func orientation(data []byte) int {
 	if v, ok := exifTag(data, tagOrientation); ok && v >= 1 && v <= 8 && bytes.HasPrefix(data, []byte("\xff\xd8")) {
 		return v // programs turn JPEG alone

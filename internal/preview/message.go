@@ -7,7 +7,7 @@ import (
 	"postern/internal/mail"
 )
 
-// A Letter is a mail that is a file, such as one that is passed on.
+// A Letter is an email that is a file, such as a forwarded one.
 type Letter struct {
 	From, To, Cc []string // addresses with names; hostile
 	Subject      string
@@ -15,7 +15,7 @@ type Letter struct {
 	Files        []string  // names of its files
 }
 
-// message shows a mail. It leaves the form as it is if data is none.
+// message shows an email. It does nothing if data is not an email.
 func (f *File) message(data []byte) {
 	m, err := mail.Parse(data)
 	if err != nil || len(m.From) == 0 && m.Subject == "" {
@@ -23,7 +23,7 @@ func (f *File) message(data []byte) {
 	}
 	f.Form = Message
 	f.Mail = Letter{From: addresses(m.From), To: addresses(m.To), Cc: addresses(m.Cc), Subject: m.Subject, Date: m.Date}
-	// The attack: words in a field that nothing here shows, such as X-Note or Reply-To.
+	// The attack: words in a header field that the page does not show, such as X-Note or Reply-To.
 	f.missing("the other fields of its header are not shown")
 	text := m.Text
 	if strings.TrimSpace(text) == "" && m.HTML != "" {
@@ -44,7 +44,7 @@ func (f *File) message(data []byte) {
 	if n := len(m.Attachments); n > 0 {
 		f.missing("%s in it, not shown", plural(n, "file", "files"))
 	}
-	f.Facts = "a mail"
+	f.Facts = "an email"
 	if max(len(m.From), len(m.To), len(m.Cc)) > maxAddresses {
 		f.missing("only the first %d addresses of a field are shown", maxAddresses)
 	}

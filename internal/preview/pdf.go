@@ -10,9 +10,9 @@ import (
 	"postern/internal/extract"
 )
 
-// A Document is what is known of a PDF file or another document.
+// A Document describes a PDF file.
 type Document struct {
-	Pages int // 0 if that is not known
+	Pages int // 0 if it is not known
 }
 
 const (
@@ -20,15 +20,15 @@ const (
 	maxPieces = 200     // of the text that pages show
 )
 
-// Words of a PDF file that make it do something, each with what it does. Programs that
-// open the file may do it without asking.
+// pdfActs are the names in a PDF file that make it do something, each with a description.
+// Programs that open the file may do it without asking.
 func pdfActs() []struct{ name, does string } {
 	return []struct{ name, does string }{
 		{"JavaScript", "it has a script"},
 		{"JS", "it has a script"},
 		{"Launch", "it may start a program"},
 		{"OpenAction", "it does something when it is opened"},
-		{"AA", "it does something when it is looked at"},
+		{"AA", "it does something when it is viewed"},
 		{"EmbeddedFile", "it has files within it"},
 		{"EmbeddedFiles", "it has files within it"},
 		{"AcroForm", "it has a form"},
@@ -36,11 +36,11 @@ func pdfActs() []struct{ name, does string } {
 		{"SubmitForm", "it has a form that sends what is filled in"},
 		{"ImportData", "it takes in another file"},
 		{"GoToR", "it leads to another file"},
-		{"RichMedia", "it has sound or film"},
+		{"RichMedia", "it has audio or video"},
 	}
 }
 
-// A finder collects the text that a walk through a file comes to.
+// A finder collects the text that a walk through a file finds.
 type finder struct {
 	pages   []string // what pages show
 	inside  []string // the unpacked streams
@@ -55,8 +55,8 @@ var _ extract.Visitor = (*finder)(nil)
 func (f *finder) Characters(extract.Place, string) {}
 func (f *finder) Words(extract.Place, string)      {}
 
-// Text keeps what a page shows, and returns nothing: what base64 in it spells is not
-// what people read.
+// Text keeps the text of a page. It returns "", so that base64 in the text is not decoded:
+// people do not read that.
 func (f *finder) Text(at extract.Place, text string) string {
 	switch f.size += len(text); {
 	case f.size > maxPDF:
@@ -83,7 +83,7 @@ func (f *finder) Unread(_ extract.Place, _ extract.Reason, why string) {
 // pdf shows the text of a PDF file, and what it would do.
 func (f *File) pdf(data []byte) {
 	if len(data) > maxPDF {
-		f.missing("the PDF file has more than %d MiB, so nothing of it is shown", maxPDF>>20)
+		f.missing("the PDF file is larger than %d MiB, so nothing of it is shown", maxPDF>>20)
 		return
 	}
 	f.Form = PDF
@@ -105,10 +105,10 @@ func (f *File) pdf(data []byte) {
 		}
 	}
 	if n := names["URI"]; n > 0 {
-		f.note("it has %s to elsewhere", plural((n+1)/2, "link", "links"))
+		f.note("it has %s", plural((n+1)/2, "link", "links"))
 	}
 	f.Text = strings.TrimSpace(best(found.pages[:min(len(found.pages), maxPieces)]))
-	f.missing("only the text is shown: not how it looks, and no picture of a text")
+	f.missing("only the text is shown, neither its layout nor its pictures, which may contain text")
 	if found.more {
 		// The attack: a script behind eight megabytes of nothing.
 		f.missing("only %d MiB of what is packed in it were looked through, so it may do more than is said here", maxPDF>>20)
@@ -128,9 +128,8 @@ func (f *File) pdf(data []byte) {
 	}
 }
 
-// best returns what pages show. The walker reads a page once for each font that it may
-// be written in; where a line comes in several forms, that with the most letters is the
-// right one.
+// best returns the text of pages. The walker reads a page once for each font that it may
+// use. Of several readings, the one with the most letters is right.
 func best(pages []string) string {
 	letters := func(s string) (n int) {
 		for _, r := range s {

@@ -25,25 +25,25 @@ const (
 	ShownSide = 1400
 )
 
-// An Image says what a picture is. Its pixels come from [Redraw].
+// An Image describes a picture. [Redraw] returns its pixels.
 type Image struct {
 	Format        string // "PNG", "JPEG", "GIF" or "WebP"
-	Width, Height int    // pixels, as it is looked at
+	Width, Height int    // pixels, after Exif orientation
 }
 
 // Smaller reports whether the picture is shown smaller than it is.
 func (i Image) Smaller() bool { return max(i.Width, i.Height) > ShownSide }
 
-// ErrPicture means that data is no picture that can be drawn.
-var ErrPicture = errors.New("not a picture that can be drawn here")
+// ErrPicture means that the data is not a picture that [Redraw] can decode.
+var ErrPicture = errors.New("not a picture that the console can show")
 
 // isWebP reports whether data begins as WebP does.
 func isWebP(data []byte) bool {
 	return len(data) > 16 && string(data[:4]) == "RIFF" && string(data[8:12]) == "WEBP"
 }
 
-// codec returns the decoder for data. It goes by the content, never by a name: package
-// image's own registry would accept whatever another package adds to it.
+// codec returns the decoder for data, by its content. It does not use the registry of
+// package image, to which any imported package can add decoders.
 func codec(data []byte) (format string, config func(io.Reader) (image.Config, error), decode func(io.Reader) (image.Image, error)) {
 	switch {
 	case bytes.HasPrefix(data, []byte("\x89PNG\r\n\x1a\n")):
@@ -58,8 +58,8 @@ func codec(data []byte) (format string, config func(io.Reader) (image.Config, er
 	return "", nil, nil
 }
 
-// measure returns what a picture says of itself, or an error if it is too large to be
-// drawn. The attack: a file of some bytes that claims a billion pixels.
+// measure returns format and size that a picture claims, or an error if it is too large.
+// The attack: a file of a few bytes that claims a billion pixels.
 func measure(data []byte) (Image, error) {
 	format, config, _ := codec(data)
 	if config == nil {
@@ -89,24 +89,24 @@ func (f *File) picture(data []byte) {
 	f.Form, f.Drawing = Picture, i
 	f.Facts = fmt.Sprintf("%s, %d × %d pixels", i.Format, i.Width, i.Height)
 	if n := frames(data); n > 1 {
-		f.missing("it has %d pictures that follow each other; the first is shown", n)
+		f.missing("it is an animation of %d pictures, and only the first is shown", n)
 	}
 	if i.Smaller() {
 		f.missing("it is shown smaller than it is")
 	}
 	if gps(data) {
-		f.note("it says where it was taken, and that is sent with it")
+		f.note("it contains the place where it was taken, which is sent with it")
 	}
 	if n := beside(data); n > 0 {
-		f.missing("it carries %s beside its pixels, which are sent with it", plural(n, "byte", "bytes"))
+		f.missing("it contains %s that are not pixels, and that are sent with it", plural(n, "byte", "bytes"))
 	}
 }
 
-// Redraw decodes a picture and returns its pixels as a new PNG file: nothing of the old
-// file reaches a browser, neither what its decoder would stumble over nor what is beside
-// the pixels. The picture is upright, its longer side has at most side pixels, and what
-// is transparent lies on a grey pattern. Redraw ends with the context, at the latest
-// when the decoder reads on.
+// Redraw decodes a picture and encodes its pixels as a new PNG file, so that nothing else
+// of the file reaches a browser's decoder. The new picture is upright, its longer side has
+// at most side pixels, and a grey pattern shows through transparent pixels. Redraw returns
+// an error that wraps [ErrPicture] if the data is no such picture, and ends at the
+// decoder's next read after ctx is done.
 func Redraw(ctx context.Context, data []byte, side int) ([]byte, error) {
 	if len(data) > maxRead {
 		return nil, fmt.Errorf("%w: the file is too large", ErrPicture)
@@ -148,8 +148,8 @@ func (p patience) Read(b []byte) (int, error) {
 	return p.r.Read(b)
 }
 
-// pattern is what shows through a transparent picture: white letters on nothing are
-// read on it as well as black ones.
+// pattern is the background of transparent pictures. White letters are as readable on it
+// as black ones.
 type pattern struct{}
 
 func (pattern) ColorModel() color.Model { return color.RGBAModel }
@@ -230,7 +230,7 @@ func turned(src *image.RGBA, turn int) *image.RGBA {
 	return out
 }
 
-// frames returns how many pictures a file has that follow each other.
+// frames returns the number of pictures of an animation, or 1.
 func frames(data []byte) int {
 	switch {
 	case bytes.HasPrefix(data, []byte("GIF8")):

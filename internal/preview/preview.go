@@ -1,13 +1,12 @@
 // Package preview reads a file that would leave, for a page that shows it to a
-// reviewer: as text, as rows, as a picture, as what a calendar, a PDF file, a
-// message or an archive says.
+// reviewer: text, tables, pictures, calendars, PDF files, emails and archives.
 //
 // All input is hostile. A preview is plain data: text, numbers and pixels, never
-// markup, and nothing in it runs or fetches. The limits of bytes, rows, depth and
-// time hold whatever the file claims of itself. What the preview leaves out, it
-// names in [File.Missing]: a reviewer must never take a part for the whole.
+// markup, and nothing in it runs or loads anything. The limits of bytes, rows, depth
+// and time hold whatever the file claims. [File.Missing] lists what the preview
+// leaves out, so that a reviewer never takes a part for the whole.
 //
-// It is pure: no I/O, no state. It must not judge what a file says.
+// It is pure: no I/O, no state. It must not judge the content of a file.
 package preview
 
 import (
@@ -31,28 +30,28 @@ const (
 	Page     Form = "page"     // HTML, for a frame without scripts, and as text
 	Calendar Form = "calendar" // iCalendar
 	PDF      Form = "pdf"      // its text
-	Message  Form = "message"  // a mail
+	Message  Form = "message"  // an email
 	Archive  Form = "archive"  // the names of its files
 )
 
-// The limits of a preview that stands on a page with others.
+// The limits of a preview on a page with others.
 const (
-	maxRead = 16 << 20 // bytes of a file that is read at all; larger ones are not shown
-	// MaxText is how much text a preview has, in bytes.
+	maxRead = 16 << 20 // bytes of a file; larger files are not read
+	// MaxText is the most text of a preview, in bytes.
 	MaxText = 16 << 10
-	// MaxRows is how many rows of a table a preview has, the head among them.
+	// MaxRows is the most rows of a table in a preview, including the head.
 	MaxRows = 9
 )
 
 // A File is what a page shows of a file.
 type File struct {
 	Form Form
-	// Facts say how large it is, in the words of its form: "42 rows, 6 columns".
+	// Facts is the size in terms of the form: "42 rows, 6 columns".
 	Facts string
-	// Notes are what a reviewer should know of it, each a sentence without a stop.
+	// Notes are warnings for the reviewer, each a sentence without a full stop.
 	Notes []string
-	// Missing are what is not shown, each a sentence without a stop. The file is shown in
-	// full if there are none.
+	// Missing lists what is not shown, each a sentence without a full stop. It is empty if
+	// the file is shown in full.
 	Missing []string
 
 	Text     string // of a text, a page, a PDF file or a message; the beginning if Missing says so
@@ -73,12 +72,12 @@ func (f *File) missing(format string, a ...any) {
 	f.Missing = append(f.Missing, fmt.Sprintf(format, a...))
 }
 
-// Of returns the preview of a file with a name and a media type that its sender chose.
-// They select the form only where the content fits: a browser or a mail program goes by
-// either of them, so where they disagree the preview says so.
+// Of returns the preview of a file. Its sender chose the name and the media type. They
+// select the form only if the content fits. If name, type and content disagree, the preview
+// has a note, because the recipient's programs may follow any of them.
 func Of(name, mediaType string, data []byte) (f File) {
 	if len(data) > maxRead {
-		f.missing("the file has more than %d MiB, so nothing of it is shown", maxRead>>20)
+		f.missing("the file is larger than %d MiB, so nothing of it is shown", maxRead>>20)
 		return f
 	}
 	kind := extract.Sniff(data)
@@ -98,7 +97,7 @@ func Of(name, mediaType string, data []byte) (f File) {
 	return f
 }
 
-// written shows what is text in UTF-8.
+// written shows UTF-8 text.
 func (f *File) written(kind, claimed string, data []byte) {
 	text := strings.TrimPrefix(string(data), "\ufeff")
 	if claimed == "csv" || claimed == "tsv" {
@@ -121,9 +120,9 @@ func (f *File) written(kind, claimed string, data []byte) {
 	}
 }
 
-// other shows what is neither text in UTF-8 nor a picture.
+// other shows what is neither UTF-8 text nor a picture.
 func (f *File) other(kind, claimed string, data []byte) {
-	if claimed == "eml" { // as it is: a mail names the charset of each of its parts
+	if claimed == "eml" { // not converted: an email names the charset of each of its parts
 		if f.message(data); f.Form == Message {
 			return
 		}
@@ -147,7 +146,7 @@ func (f *File) other(kind, claimed string, data []byte) {
 	f.missing("nothing of it is shown: %s", kindNames(kind))
 }
 
-// kindNames says what data of a kind is.
+// kindNames describes data of a kind for people.
 func kindNames(kind string) string {
 	switch kind {
 	case extract.TypeProgram:
@@ -155,14 +154,14 @@ func kindNames(kind string) string {
 	case extract.TypePacked, extract.TypeZIP:
 		return "it is an archive or compressed"
 	case extract.TypeMedia:
-		return "it is a picture, a sound, a film or a font of a kind that is not drawn here"
+		return "it is an image, audio, video or font of a format that the console cannot show"
 	case extract.TypeParquet:
 		return "it is a table in the format Parquet"
 	}
-	return "it is data of no kind that is known here"
+	return "its format is not known"
 }
 
-// claim returns what a file's name or type says that it is, as a short word, or "".
+// claim returns the format that a file's name or media type claims, as a short word, or "".
 func claim(name, mediaType string) string {
 	ext := strings.ToLower(strings.TrimPrefix(filepath.Ext(strings.TrimRight(name, " .")), "."))
 	if word, ok := extensions(ext); ok {
@@ -193,8 +192,8 @@ func claim(name, mediaType string) string {
 	return ""
 }
 
-// extensions returns the word for the ending of a file's name. Programs on the
-// recipient's side go by that ending before they go by the media type.
+// extensions returns the word for the extension of a file's name. The recipient's programs
+// follow the extension before the media type.
 func extensions(ext string) (string, bool) {
 	switch ext {
 	case "csv", "tsv", "svg", "eml", "pdf":
@@ -211,7 +210,7 @@ func extensions(ext string) (string, bool) {
 	return "", false
 }
 
-// programs are endings with which a double click runs a file.
+// programs are the extensions of files that a double click runs.
 const programs = " exe com scr pif bat cmd msi msix ps1 vbs vbe js jse wsf wsh hta cpl jar lnk url reg app command sh bash desktop apk deb rpm dmg pkg iso img vhd chm scf inf "
 
 // disguise notes where a file's name and its content disagree.
@@ -220,10 +219,10 @@ func disguise(f *File, name, claimed, kind string) {
 	runs := ext != "" && strings.Contains(programs, " "+ext+" ")
 	switch {
 	case runs && strings.Count(strings.Trim(name, "."), ".") > 1:
-		// The attack: "invoice.pdf.exe" reads as "invoice.pdf" where endings are hidden.
-		f.note("its last ending, .%s, makes it a program where the name is double-clicked", ext)
+		// The attack: "invoice.pdf.exe" reads as "invoice.pdf" where extensions are hidden.
+		f.note("its name has two extensions, and a double click runs it as a program because of .%s", ext)
 	case runs:
-		f.note("a double click on a file that ends in .%s runs it", ext)
+		f.note("a double click runs it as a program, because its name ends in .%s", ext)
 	case kind == extract.TypeProgram:
 		f.note("its content is a program, whatever its name says")
 	case claimed == "picture" && kind != extract.TypePNG && kind != extract.TypeJPEG && kind != extract.TypeGIF && kind != extract.TypeMedia,

@@ -37,23 +37,23 @@ func TestFormFitsContent(t *testing.T) {
 		{"empty", "a.csv", "text/csv", nil, preview.Text, "empty", ""},
 		{"a table", "a.csv", "text/csv", []byte("a,b\n1,2\n"), preview.Table, "", ""},
 		{"a table by its type", "a.dat", "text/csv; charset=utf-8", []byte("a,b\n1,2\n"), preview.Table, "", ""},
-		{"no table", "a.csv", "text/csv", []byte("a,b\n\"x\" y\"z,2\n"), preview.Text, "not a table", ""},
+		{"no table", "a.csv", "text/csv", []byte("a,b\n\"x\" y\"z,2\n"), preview.Text, "not a well-formed table", ""},
 		{"svg is text", "logo.svg", "image/svg+xml", []byte(`<svg onload="alert(1)"></svg>`), preview.Text, "", ""},
 		{"svg that says it is png", "logo.png", "image/png", []byte(`<svg onload="alert(1)"></svg>`), preview.Page, "not what its name", ""},
 		{"html", "a.html", "text/html", []byte("<p>x</p>"), preview.Page, "", ""},
 		{"html that says it is text", "a.txt", "text/plain", []byte("<!doctype html><p>x"), preview.Page, "", ""},
 		{"a program that says it is a picture", "a.png", "image/png", []byte("MZ\x90\x00\x03\x00\x00\x00"), preview.Nothing, "is a program", "program"},
-		{"a program with two endings", "invoice.pdf.exe", "application/pdf", []byte("MZ\x90\x00\x03\x00\x00\x00"), preview.Nothing, "last ending", "program"},
+		{"a program with two endings", "invoice.pdf.exe", "application/pdf", []byte("MZ\x90\x00\x03\x00\x00\x00"), preview.Nothing, "two extensions", "program"},
 		{"a text that runs", "readme.bat", "text/plain", []byte("del *\r\n"), preview.Text, "double click", ""},
 		{"Windows-1252", "a.txt", "text/plain", []byte("Gr\xfc\xdfe aus K\xf6ln, alles gut\n"), preview.Text, "Windows-1252", ""},
 		{"UTF-16", "a.txt", "text/plain", []byte("\xff\xfeh\x00i\x00"), preview.Text, "UTF-16", ""},
-		{"noise", "a.bin", "", bytes.Repeat([]byte{0x00, 0x9c, 0xff, 0x01}, 50), preview.Nothing, "", "no kind"},
+		{"noise", "a.bin", "", bytes.Repeat([]byte{0x00, 0x9c, 0xff, 0x01}, 50), preview.Nothing, "", "format is not known"},
 		{"a picture", "a.png", "image/png", picture(t, "png", 20, 10), preview.Picture, "", ""},
-		{"a picture with an archive behind it", "a.png", "image/png", append(picture(t, "png", 20, 10), "PK\x03\x04 and more"...), preview.Nothing, "not what its name", "no kind"},
+		{"a picture with an archive behind it", "a.png", "image/png", append(picture(t, "png", 20, 10), "PK\x03\x04 and more"...), preview.Nothing, "not what its name", "format is not known"},
 		{"a picture of a billion pixels", "a.png", "image/png", huge(t), preview.Nothing, "", "not shown"},
 		{"a calendar", "a.ics", "text/calendar", []byte(invitation), preview.Calendar, "", ""},
-		{"no calendar", "a.ics", "text/calendar", []byte("BEGIN:VCALENDAR\nnothing"), preview.Text, "not a calendar", ""},
-		{"a zip", "a.zip", "application/zip", zipped(t, "a.txt", "../../b", "c.exe"), preview.Archive, "out of the folder", "only the names"},
+		{"no calendar", "a.ics", "text/calendar", []byte("BEGIN:VCALENDAR\nnothing"), preview.Text, "not a well-formed calendar", ""},
+		{"a zip", "a.zip", "application/zip", zipped(t, "a.txt", "../../b", "c.exe"), preview.Archive, "outside the chosen folder", "only the names"},
 		{"a tar", "a.tar.gz", "application/gzip", tarred(t), preview.Archive, "", "only the names"},
 		{"a mail", "a.eml", "message/rfc822", []byte("From: a@b.example\r\nTo: c@d.example\r\nSubject: Hi\r\nDate: Mon, 2 Nov 2026 10:00:00 +0000\r\nMessage-ID: <1@b.example>\r\n\r\nHello\r\n"), preview.Message, "", "other fields of its header"},
 		{"a document", "a.pdf", "application/pdf", document("/OpenAction << /S /J#61vaScript /JS (app.alert) >>"), preview.PDF, "script", "only the text"},
@@ -172,7 +172,7 @@ func TestRedraw(t *testing.T) {
 	if err != nil || bytes.Contains(out, []byte("script")) {
 		t.Errorf("%q, %v", out, err)
 	}
-	says(t, "missing", preview.Of("a.jpg", "image/jpeg", evil).Missing, "29 bytes beside its pixels")
+	says(t, "missing", preview.Of("a.jpg", "image/jpeg", evil).Missing, "29 bytes that are not pixels")
 	for name, data := range map[string][]byte{"svg": []byte(`<svg xmlns="http://www.w3.org/2000/svg"/>`), "a billion pixels": huge(t), "cut": picture(t, "png", 50, 50)[:60], "nothing": nil} {
 		if out, err := preview.Redraw(t.Context(), data, 100); err == nil {
 			t.Errorf("%s: %d bytes", name, len(out))

@@ -11,7 +11,7 @@ import (
 
 // The limits of a table.
 const (
-	// MaxColumns is how many columns a page shows.
+	// MaxColumns is the most columns of a [Sheet].
 	MaxColumns = 60
 	maxCell    = 500     // bytes of a cell that are shown
 	maxRows    = 400_000 // rows that are counted
@@ -19,35 +19,34 @@ const (
 
 // A Sheet is a part of a table.
 type Sheet struct {
-	Head    []Cell   // the first row, if it names the columns; may be nil
-	Rows    [][]Cell // the others that are shown
-	First   int      // number of the first of Rows in the file, from 1, the head not counted
-	Total   int      // rows of the file, the head not counted
+	Head    []Cell   // the first row if it names the columns; else nil
+	Rows    [][]Cell // further rows
+	First   int      // number of the first of Rows in the file, from 1, without the head
+	Total   int      // rows of the file, without the head
 	Columns int      // of the widest row
 }
 
 // A Cell is one value of a table.
 type Cell struct {
 	Text    string // hostile
-	Number  bool   // it is a number, an amount or empty: pages align it to the right
-	Formula bool   // a spreadsheet would compute it
+	Number  bool   // it is a number or an amount, which pages align to the right
+	Formula bool   // a spreadsheet would evaluate it
 	Cut     bool   // Text is only the beginning
 }
 
-// table shows the first rows of a table. It leaves the form as it is if the text is
-// none.
+// table shows the first rows of a table. It does not change f.Form if the text is not a table.
 func (f *File) table(claimed, text string, rows int) {
 	comma := separator(claimed, text)
 	s, formulas, cut, err := readSheet(text, comma, 0, rows)
 	if err != nil {
-		f.note("it is not a table that every program reads alike, so it is shown as text: %s", plain(err))
+		f.note("it is not a well-formed table, so it is shown as text: %s", plain(err))
 		return
 	}
 	f.Form, f.Rows = Table, s
 	f.Facts = plural(s.Total, "row", "rows") + ", " + plural(s.Columns, "column", "columns")
 	if formulas > 0 {
 		// The attack: "=WEBSERVICE(...)" sends other cells away when the file is opened.
-		f.note("%s would be computed as %s by a spreadsheet", plural(formulas, "cell", "cells"), strings.TrimPrefix(plural(formulas, "formula", "formulas"), strconv.Itoa(formulas)+" "))
+		f.note("a spreadsheet would evaluate %s as %s", plural(formulas, "cell", "cells"), strings.TrimPrefix(plural(formulas, "formula", "formulas"), strconv.Itoa(formulas)+" "))
 	}
 	if comma != ',' && claimed == "csv" {
 		f.note("its columns are separated by %s", separatorName(comma))
@@ -63,8 +62,8 @@ func (f *File) table(claimed, text string, rows int) {
 	}
 }
 
-// RowsOf returns rows of a table from the one with number first, counted from 1
-// without the head, at most most. It returns an error if data is no table.
+// RowsOf returns at most most rows of a table, beginning with number first, counted from 1
+// without the head. It returns an error if data is not a table.
 func RowsOf(name, mediaType string, data []byte, first, most int) (Sheet, error) {
 	if len(data) > maxRead {
 		return Sheet{}, errors.New("the file is too large")
@@ -74,8 +73,8 @@ func RowsOf(name, mediaType string, data []byte, first, most int) (Sheet, error)
 	return s, err
 }
 
-// separator returns what separates the columns of text: that which its first line has
-// most often.
+// separator returns the separator of the columns: the candidate that is most frequent in
+// the first line.
 func separator(claimed, text string) rune {
 	head, _, _ := strings.Cut(text, "\n")
 	best := ','
@@ -102,8 +101,8 @@ func separatorName(c rune) string {
 	return "commas"
 }
 
-// readSheet reads the table in text, of which it keeps most rows behind the first skip
-// ones. It counts the formulas of all rows, and reports whether a kept cell was cut.
+// readSheet reads the table in text. It skips rows, and then keeps at most most of them. It
+// counts the formulas of all rows, and reports whether it cut a kept cell.
 func readSheet(text string, comma rune, skip, most int) (s Sheet, formulas int, cut bool, err error) {
 	r := csv.NewReader(strings.NewReader(text))
 	r.Comma, r.FieldsPerRecord, r.ReuseRecord = comma, -1, true
@@ -174,8 +173,7 @@ func cells(row []string) (out []Cell, cut bool) {
 	return out, cut
 }
 
-// names reports whether a row names columns: several texts, none of which is empty, a
-// number, or a formula.
+// names reports whether a row names columns: no cell is empty, a number or a formula.
 func names(row []Cell) bool {
 	for _, c := range row {
 		if c.Number || c.Formula || c.Text == "" || len(c.Text) > 80 {
@@ -185,8 +183,8 @@ func names(row []Cell) bool {
 	return len(row) > 0
 }
 
-// numeric reports whether text is a number as people write them: "-4,180.00", "12 %",
-// "1 200". An empty text is none.
+// numeric reports whether text is a number in a form for people: "-4,180.00", "12 %",
+// "1 200". Empty text is not.
 func numeric(text string) bool {
 	text = strings.TrimSpace(text)
 	digits := 0
@@ -202,8 +200,8 @@ func numeric(text string) bool {
 	return digits > 0 && digits <= 24
 }
 
-// formula reports whether a spreadsheet computes text instead of showing it. The signs
-// are those of OWASP's list; a signed number is just a number.
+// formula reports whether a spreadsheet evaluates text. The signs are those of OWASP's
+// list. A number with a sign is not a formula.
 func formula(text string) bool {
 	t := strings.TrimLeft(text, " \"\u00a0")
 	if t == "" || !strings.ContainsRune("=+-@\t\r\uff1d\uff0b\uff0d\uff20", firstRune(t)) {
@@ -217,10 +215,10 @@ func firstRune(s string) rune {
 	return r
 }
 
-// plain returns what a reader of CSV complains of, in words that have no Go in them.
+// plain returns an error of the CSV reader in words for people.
 func plain(err error) string {
 	if p, ok := errors.AsType[*csv.ParseError](err); ok {
-		return "line " + strconv.Itoa(p.Line) + " has a quotation mark where none may be"
+		return "line " + strconv.Itoa(p.Line) + " has a misplaced quotation mark"
 	}
 	return err.Error()
 }

@@ -34,8 +34,8 @@ func plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// decoded returns data that is text in another charset: UTF-16 that says so with its
-// first two bytes, or what reads as Windows-1252 without control characters.
+// decoded decodes text in another charset: UTF-16 with a byte order mark, or data that
+// is readable as Windows-1252.
 func decoded(data []byte) (text, charset string, ok bool) {
 	var order binary.ByteOrder
 	switch {
@@ -60,8 +60,8 @@ func decoded(data []byte) (text, charset string, ok bool) {
 	return text, "Windows-1252", readable(text)
 }
 
-// readable reports whether text has no control characters but those of lines, and
-// letters enough to be one: any bytes at all are text in Windows-1252.
+// readable reports whether text has no control characters but those of lines, and mostly
+// letters. This is needed because any bytes are valid Windows-1252.
 func readable(text string) bool {
 	letters, all := 0, 0
 	for _, r := range text {
@@ -76,7 +76,7 @@ func readable(text string) bool {
 	return letters*10 >= all*9
 }
 
-// Plain returns all of a file as text, or "" if it is none.
+// Plain returns the whole file as text, or "" if it is not text.
 func Plain(data []byte) string {
 	if utf8.Valid(data) {
 		return strings.TrimPrefix(string(data), "\ufeff")
