@@ -226,7 +226,7 @@ func TestEveryKindHasAView(t *testing.T) {
 			harmlessPage(t, page)
 			// Go reads the last of two values: a reviewer must not be shown one of them alone.
 			twice := append(append(s.payload[:len(s.payload)-1:len(s.payload)-1], []byte(",")...), s.payload[1:]...)
-			contains(t, "page of a field that is there twice", f.get("/console/actions/"+f.of(kind, twice).ID).body, "Unknown: ", "or that are there twice")
+			contains(t, "page of a field that is there twice", f.get("/console/actions/"+f.of(kind, twice).ID).body, "Unknown: ", "or that occur twice")
 			huge := append([]byte(`{"surprise":"`+strings.Repeat("z", 70<<10)+`",`), s.payload[1:]...)
 			contains(t, "page of a huge field", f.get("/console/actions/"+f.of(kind, huge).ID).body, "What you see is not all of it: only the beginning of the unknown value")
 		})
