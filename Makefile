@@ -47,7 +47,7 @@ help:
 	@echo '  make access       check every page of the console with axe-core: 10 minutes'
 	@echo '  make hundred      play a reviewer who decides a hundred actions in a browser, with ten traps: 5 minutes'
 	@echo '  make proof        prove with Coq what docs/background/proof.md says, and that wrong rules cannot be proved'
-	@echo '  make screenshots  the pictures in docs/console.md anew'
+	@echo '  make screenshots  the pictures in docs/reference/console.md anew'
 	@echo '  make licenses     bin/licenses: the texts that go with the built program'
 	@echo
 	@echo 'For longer:'
