@@ -78,7 +78,7 @@ var operations = map[string]wire{
 	"listAccounts": {nil, api.AccountList{}}, "createAccount": {api.NewAccount{}, api.Account{}},
 	"beginSession": {api.SignIn{}, api.Session{}}, "showSession": {nil, api.Session{}}, "endSession": {}, "stepUp": {api.StepUp{}, api.Session{}},
 	"listPeople": {nil, api.PersonList{}}, "listInvitations": {nil, api.InvitationList{}}, "invitePerson": {api.NewInvitation{}, api.Invitation{}}, "withdrawInvitation": {},
-	"changePerson": {api.PersonChange{}, nil}, "disablePerson": {}, "enablePerson": {}, "resetPerson": {}, "renewPassword": {nil, api.Invitation{}},
+	"changePerson": {api.PersonChange{}, nil}, "disablePerson": {}, "enablePerson": {}, "resetPerson": {}, "linkOperator": {}, "unlinkOperator": {}, "renewPassword": {nil, api.Invitation{}},
 	"beginVerification": {api.NewVerification{}, api.Verification{}}, "endVerification": {api.VerificationResult{}, nil},
 	"getProblem": {nil, api.ProblemKind{}},
 }
