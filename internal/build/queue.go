@@ -238,6 +238,8 @@ func (s *Service) finish(ctx context.Context, j *job, err error) {
 // Recover marks the builds as failed that a crash of this server interrupted, and removes
 // their temporary files. Call it before builds run; [Service.Run] does.
 func (s *Service) Recover(ctx context.Context) error {
+	// First the files: who sees that a build has failed finds nothing of it.
+	cleared := s.clearWork()
 	err := s.db.Update(ctx, func(tx *store.Tx) error {
 		builds, err := store.List(ctx, tx, scanBuild, `select `+buildColumns+` from template_build where state = $1 and server_id = $2 and started_at < $3`, Building, s.conf.Server, store.Time(s.born))
 		if err != nil {
@@ -255,7 +257,7 @@ func (s *Service) Recover(ctx context.Context) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("recover builds: %w", err)
+		return errors.Join(fmt.Errorf("recover builds: %w", err), cleared)
 	}
-	return s.clearWork()
+	return cleared
 }
