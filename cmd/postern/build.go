@@ -144,7 +144,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return err
 	}
-	if d.casts, err = inside.NewCasts(d.log, filepath.Join(d.conf.Data, "recordings")); err != nil {
+	if d.casts, err = inside.NewCasts(d.log, filepath.Join(d.conf.Data, "recordings"), key); err != nil {
 		return err
 	}
 	if d.logbook, err = sandbox.NewLogbook(d.log, d.db, filepath.Join(d.conf.Data, "logs")); err != nil {

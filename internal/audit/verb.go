@@ -190,6 +190,8 @@ const (
 	SandboxStartAgain   Verb = "sandbox.start_again"
 	SandboxFork         Verb = "sandbox.fork"
 	SandboxTaken        Verb = "sandbox.taken"
+	SandboxLooked       Verb = "sandbox.looked"
+	SandboxRecording    Verb = "sandbox.recording"
 	SandboxShell        Verb = "sandbox.shell"
 	SandboxShellEnd     Verb = "sandbox.shell_end"
 	SandboxOrder        Verb = "sandbox.order"
@@ -466,6 +468,8 @@ var verbs = map[Verb]verbRow{
 	SandboxStartAgain:   {Info, "start repeated"},
 	SandboxFork:         {Info, "sandbox forked"},
 	SandboxTaken:        {Notice, "file of a sandbox downloaded by a person"},
+	SandboxLooked:       {Info, "file of a sandbox shown to a person"},
+	SandboxRecording:    {Notice, "recording of a terminal downloaded by a person"},
 	SandboxShell:        {Notice, "terminal opened by a person"},
 	SandboxShellEnd:     {Info, "terminal of a person ended"},
 	SandboxOrder:        {Notice, "command of a person begun"},

@@ -300,7 +300,7 @@ func setupOn(t testing.TB, l net.Listener, db *store.DB) *fixture {
 		t.Fatal(err)
 	}
 	f.runs = &ledger{}
-	if f.casts, err = inside.NewCasts(log, t.TempDir()); err != nil {
+	if f.casts, err = inside.NewCasts(log, t.TempDir(), []byte("0123456789abcdef0123456789abcdef")); err != nil {
 		t.Fatal(err)
 	}
 	f.oauth = oauth.New(log, f.db, f.post, oauth.Config{})

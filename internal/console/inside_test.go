@@ -16,6 +16,7 @@ import (
 	"github.com/coder/websocket"
 
 	"postern/internal/audit"
+	"postern/internal/auth"
 	"postern/internal/guest/filesystempb"
 	"postern/internal/guest/processpb"
 	"postern/internal/policy"
@@ -344,6 +345,77 @@ func TestTerminal(t *testing.T) {
 	contains(t, "recording", cast.body, `"version":2`, `"o","$ "`)
 	if strings.Contains(cast.body, "ls") {
 		t.Error("the recording has what was typed")
+	}
+	if n, e := f.entries("sandbox.recording"); n != 1 || e.Actor != "person:ann" || !strings.Contains(e.Detail, fmt.Sprintf("%x", digest(cast.body))) {
+		t.Errorf("%d entries of the recording, the last by %s: %s", n, e.Actor, e.Detail)
+	}
+}
+
+// TestLooksAreRecorded: what a person sees of a file is on the record, by name and digest;
+// what could not be read is not.
+func TestLooksAreRecorded(t *testing.T) {
+	f, g, id := inhabited(t)
+	page := "/console/sandboxes/" + id
+	f.get(page + "/file?path=/home/user/plain.txt")
+	n, e := f.entries("sandbox.looked")
+	if n != 1 || e.Actor != "person:ann" || e.Object != id || !strings.Contains(e.Detail, "/home/user/plain.txt") || !strings.Contains(e.Detail, fmt.Sprintf("%x", digest(g.files["/home/user/plain.txt"]))) {
+		t.Errorf("%d entries, the last by %s about %s: %s", n, e.Actor, e.Object, e.Detail)
+	}
+	f.get(page + "/file?path=/home/user/big")
+	if n, e := f.entries("sandbox.looked"); n != 2 || !strings.Contains(e.Detail, `"shown":"8388608"`) || !strings.Contains(e.Detail, `"size":"34603008"`) {
+		t.Errorf("%d entries, the last %s", n, e.Detail)
+	}
+	// The attack: the picture's address is opened, and not the page about it.
+	f.get(page + "/picture?path=/home/user/plain.txt")
+	if n, _ := f.entries("sandbox.looked"); n != 3 {
+		t.Errorf("%d entries after a picture, want 3", n)
+	}
+	f.get(page + "/file?path=/home/user/none")
+	f.get(page + "/files?path=/home/user")
+	if n, _ := f.entries("sandbox.looked"); n != 3 {
+		t.Errorf("%d entries, want none of what was not shown", n)
+	}
+}
+
+// TestTerminalEndsWithTheRole: a person who loses the role loses the open terminal within
+// seconds, and cannot type into it any more.
+func TestTerminalEndsWithTheRole(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		lose func(f *fixture, by auth.Principal) error
+	}{
+		{"demoted to reviewer", func(f *fixture, by auth.Principal) error {
+			return f.people.SetRole(f.t.Context(), by, "ann", auth.Reviewer)
+		}},
+		{"disabled", func(f *fixture, by auth.Principal) error { return f.people.Disable(f.t.Context(), by, "ann") }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f, g, id := inhabited(t)
+			bob := f.colleague("bob")
+			c, _, err := f.dial(id, f.ticketOf(id, url.Values{}), f.url)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = c.CloseNow() }()
+			if _, _, err := c.Read(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			begun := time.Now()
+			if err := tt.lose(f, bob); err != nil {
+				t.Fatal(err)
+			}
+			_, b, err := c.Read(t.Context())
+			if took := time.Since(begun); err != nil || !strings.Contains(string(b), "the session or the right ended") || took > 10*time.Second {
+				t.Errorf("after %s: %q, %v", took, b, err)
+			}
+			_ = c.Write(t.Context(), websocket.MessageText, []byte(`{"in":"late\r"}`)) // closed: an error is right
+			waitFor(t, "the end of the shell", func() bool { return g.killed() == 1 })
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if len(g.typed) != 0 {
+				t.Errorf("the shell was sent %q", g.typed)
+			}
+		})
 	}
 }
 

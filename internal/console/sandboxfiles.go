@@ -236,6 +236,9 @@ func (s fileHandlers) showFile(w http.ResponseWriter, r *http.Request, who auth.
 	case err != nil && why == "":
 		v.Why, status = insideWords(err), http.StatusConflict
 	case err == nil:
+		if err := s.looked(r.Context(), who, l.ID, p, c); err != nil {
+			return err
+		}
 		v.Size, v.Cut, v.TooBig = c.Size, c.More, c.Size > maxTake
 		if !c.More {
 			v.SHA256 = sum(c.Data)
@@ -287,7 +290,23 @@ func (s fileHandlers) pixels(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if c.More {
 		return fmt.Errorf("read a picture of %s: it is too large: %w", l.ID, errNoFile)
 	}
+	if err := s.looked(r.Context(), who, l.ID, p, c); err != nil {
+		return err
+	}
 	return s.draw(w, r, c.Data)
+}
+
+// looked records what a person is about to see. Its digest is that of what was read: the
+// sandbox may change the file afterwards.
+func (s fileHandlers) looked(ctx context.Context, who auth.Principal, id, p string, c inside.Content) error {
+	f := audit.Fields{"path": extract.Cut(extract.Visible(p), 1000), "sha256": sum(c.Data)}
+	if c.Size >= 0 {
+		f["size"] = strconv.FormatInt(c.Size, 10)
+	}
+	if c.More {
+		f["shown"] = strconv.Itoa(len(c.Data)) // the first bytes alone
+	}
+	return s.note(ctx, who, audit.SandboxLooked, id, f)
 }
 
 // take sends a file of a sandbox to the person who requested it, so it leaves. The person

@@ -200,6 +200,8 @@ var sayings = map[audit.Verb]saying{
 	audit.SandboxStartAgain:   {"box", "The start of {sandbox:object} was repeated[: {q:reason}].", "", "warn"},
 	audit.SandboxFork:         {"fork", "{who} forked {sandbox:object}.", "", ""},
 	audit.SandboxTaken:        {"save", "{who} downloaded {code:path} of {sandbox:object}[, {size:size}].", "left", "accent"},
+	audit.SandboxLooked:       {"file", "{who} looked at {code:path} of {sandbox:object}[, {size:size}].", "read", ""},
+	audit.SandboxRecording:    {"save", "{who} downloaded the recording {code:name} of a terminal in {sandbox:object}[, {size:size}].", "left", "accent"},
 	audit.SandboxShell:        {"term", "{who} opened a terminal in {sandbox:object}.", "terminal", "accent"},
 	audit.SandboxShellEnd:     {"term", "The terminal of {who} in {sandbox:object} ended after {ms:ms}[: {q:reason}].", "", ""},
 	audit.SandboxOrder:        {"term", "{who} ran a command in {sandbox:object}.", "command", "accent"},

@@ -147,7 +147,7 @@ func (s shellHandlers) terminal(w http.ResponseWriter, r *http.Request, who auth
 }
 
 // note writes an entry about what a person does in a sandbox.
-func (s shellHandlers) note(ctx context.Context, who auth.Principal, verb audit.Verb, id string, f audit.Fields) error {
+func (s sandboxHandlers) note(ctx context.Context, who auth.Principal, verb audit.Verb, id string, f audit.Fields) error {
 	return s.db.UpdateIn(ctx, store.Thing(who.Project, id), func(tx *store.Tx) error {
 		return audit.Append(ctx, tx, who, verb, id, f)
 	})
@@ -219,7 +219,13 @@ func (s shellHandlers) recording(w http.ResponseWriter, r *http.Request, who aut
 	if err != nil {
 		return err
 	}
-	return download(w, r.PathValue("name"), b)
+	name := r.PathValue("name")
+	// The record first: what leaves is on it, also if the connection breaks.
+	f := audit.Fields{"name": name, "size": strconv.Itoa(len(b)), "sha256": sum(b)}
+	if err := s.note(r.Context(), who, audit.SandboxRecording, l.ID, f); err != nil {
+		return err
+	}
+	return download(w, name, b)
 }
 
 // sameOrigin returns an error unless the request comes from a page of this console. The

@@ -1,8 +1,14 @@
 package inside
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,20 +39,121 @@ var castName = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(i[a-z0-9]{20})-([0-9]{13,17})\.cast$`)
 })
 
-// Casts keeps recordings of terminals in a directory, as asciicast v2 files: what was shown,
-// never what was typed, so that no password is in them that was not shown. They are not
-// encrypted, like the logs beside them. It is safe for concurrent use.
+// Casts keeps recordings of terminals in a directory, as asciicast v2: what was shown,
+// never what was typed, so that no password is in them that was not shown. Each file is
+// encrypted line by line with AES-256-GCM, under a key that is derived from the server's,
+// and bound to its name and the place of the line: a copy of the directory shows nothing,
+// and no line moves to another recording or place. A file that lost its end opens up to
+// there, as after a crash. It is safe for concurrent use.
 type Casts struct {
-	log *slog.Logger
-	dir string
+	log  *slog.Logger
+	dir  string
+	aead cipher.AEAD
 }
 
-// NewCasts returns the recordings in dir, and creates dir if it does not exist.
-func NewCasts(log *slog.Logger, dir string) (*Casts, error) {
+// castForm begins a file that is encrypted. Each line follows as its length (4 bytes, big
+// endian), nonce and ciphertext. No asciicast begins so.
+const castForm = "PSR1"
+
+// NewCasts returns the recordings in dir, and creates dir if it does not exist. Key is the
+// server's, at least 32 bytes. Recordings from before they were encrypted are encrypted.
+func NewCasts(log *slog.Logger, dir string, key []byte) (*Casts, error) {
+	if len(key) < 32 {
+		return nil, errors.New("recordings: the server's key has fewer than 32 bytes")
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of recordings: %w", err)
 	}
-	return &Casts{log, dir}, nil
+	own, err := hkdf.Key(sha256.New, key, nil, "postern recording v1", 32)
+	if err != nil {
+		return nil, fmt.Errorf("derive key for recordings: %w", err)
+	}
+	block, err := aes.NewCipher(own)
+	if err != nil {
+		return nil, fmt.Errorf("derive key for recordings: %w", err)
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		return nil, fmt.Errorf("derive key for recordings: %w", err)
+	}
+	c := &Casts{log, dir, aead}
+	return c, c.encryptOld()
+}
+
+// encryptOld encrypts the recordings of a version that did not.
+func (c *Casts) encryptOld() error {
+	parts, err := filepath.Glob(filepath.Join(c.dir, "*.cast"+castPart)) // of a crash
+	if err != nil {
+		return fmt.Errorf("list recordings: %w", err)
+	}
+	for _, part := range parts {
+		if err := os.Remove(part); err != nil {
+			return fmt.Errorf("remove a half-written recording: %w", err)
+		}
+	}
+	all, err := c.all()
+	if err != nil {
+		return err
+	}
+	for _, x := range all {
+		path := filepath.Join(c.dir, x.Name)
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("encrypt recording %s: %w", x.Name, err)
+		}
+		if bytes.HasPrefix(b, []byte(castForm)) {
+			continue
+		}
+		out := []byte(castForm)
+		n := uint64(0)
+		for line := range bytes.Lines(b) {
+			out = append(out, c.seal(x.Name, n, bytes.TrimSuffix(line, []byte("\n")))...)
+			n++
+		}
+		if err := os.WriteFile(path+castPart, out, 0o600); err != nil {
+			return fmt.Errorf("encrypt recording %s: %w", x.Name, err)
+		}
+		if err := os.Rename(path+castPart, path); err != nil {
+			return fmt.Errorf("encrypt recording %s: %w", x.Name, err)
+		}
+	}
+	return nil
+}
+
+// castPart ends the name of a file that is being written anew.
+const castPart = ".part"
+
+// seal returns a line as it is in the file of this name.
+func (c *Casts) seal(name string, n uint64, line []byte) []byte {
+	sealed := c.aead.Seal(nil, nil, line, castPlace(name, n)) //nolint:gosec // the nonce is random: NewGCMWithRandomNonce makes and prepends it
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(sealed))), sealed...)
+}
+
+// castPlace binds a line to its place.
+func castPlace(name string, n uint64) []byte {
+	return binary.BigEndian.AppendUint64([]byte(name+"\x00"), n)
+}
+
+// open returns the recording in b, the file of this name. What is incomplete at the end is
+// left out. B may be hostile.
+func (c *Casts) open(name string, b []byte) (out []byte, err error) {
+	b, ok := bytes.CutPrefix(b, []byte(castForm))
+	if !ok {
+		return nil, fmt.Errorf("recording %s: it is not encrypted by this server", name)
+	}
+	for n := uint64(0); len(b) >= 4; n++ {
+		size := binary.BigEndian.Uint32(b)
+		if uint64(size) > uint64(len(b)-4) {
+			break
+		}
+		line, err := c.aead.Open(nil, nil, b[4:4+size], castPlace(name, n))
+		if err != nil {
+			return nil, fmt.Errorf("recording %s: line %d was changed, or another server's key encrypted it", name, n+1)
+		}
+		out = append(append(out, line...), '\n')
+		b = b[4+size:]
+	}
+	return out, nil
 }
 
 // A Cast describes one recording.
@@ -58,6 +165,9 @@ type Cast struct {
 
 // A Recorder writes one recording. Its methods are called by one goroutine at a time.
 type Recorder struct {
+	casts *Casts
+	name  string
+	lines uint64
 	file  *os.File
 	begun time.Time
 	left  int64
@@ -91,10 +201,11 @@ func (c *Casts) Record(id string, cols, rows uint32) (*Recorder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("begin a recording: %w", err)
 	}
-	r := &Recorder{file: f, begun: now, left: castSize}
+	r := &Recorder{casts: c, name: name, file: f, begun: now, left: castSize - int64(len(castForm))}
+	_, werr := f.WriteString(castForm)
 	s := size(cols, rows)
 	head, err := json.Marshal(map[string]any{"version": 2, "width": s.GetCols(), "height": s.GetRows(), "timestamp": now.Unix(), "env": map[string]string{"TERM": "xterm-256color"}})
-	if err == nil {
+	if err = errors.Join(err, werr); err == nil {
 		err = r.line(head)
 	}
 	if err != nil {
@@ -135,12 +246,14 @@ func (r *Recorder) event(kind, text string) error {
 }
 
 func (r *Recorder) line(b []byte) error {
+	sealed := r.casts.seal(r.name, r.lines, b)
 	// The attack: a program that floods its terminal fills the disk.
-	if r.Full = r.Full || int64(len(b))+1 > r.left; r.Full {
+	if r.Full = r.Full || int64(len(sealed)) > r.left; r.Full {
 		return nil
 	}
-	n, err := r.file.Write(append(b, '\n'))
+	n, err := r.file.Write(sealed)
 	r.left -= int64(n)
+	r.lines++
 	return err
 }
 
@@ -186,7 +299,10 @@ func (c *Casts) Open(id, name string) ([]byte, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("recording %s: %w", name, store.ErrNotFound)
 	}
-	return b, err
+	if err != nil {
+		return nil, fmt.Errorf("read recording %s: %w", name, err)
+	}
+	return c.open(name, b)
 }
 
 // Run removes old recordings until ctx is done.

@@ -81,7 +81,7 @@ func FuzzEntry(f *testing.F) {
 
 // TestCasts: a recording is bounded, is asciicast, is its sandbox's alone, and goes after a week.
 func TestCasts(t *testing.T) {
-	c, err := NewCasts(slog.New(slog.DiscardHandler), t.TempDir())
+	c, err := NewCasts(slog.New(slog.DiscardHandler), t.TempDir(), []byte(castKey))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestCasts(t *testing.T) {
 // TestCastsLeaveRoom: terminals that open and flood one after the other take no more than
 // the limit, also between two rounds of the sweep.
 func TestCastsLeaveRoom(t *testing.T) {
-	c, err := NewCasts(slog.New(slog.DiscardHandler), t.TempDir())
+	c, err := NewCasts(slog.New(slog.DiscardHandler), t.TempDir(), []byte(castKey))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,6 +55,7 @@ type account struct {
 	began   bool             // it is being executed
 	waits   bool             // its last entry is action.defer
 	voters  map[string]int64 // by principal: the entry of the last approval of this content
+	grave   []string         // IDs of the findings that each approval must tick
 	row     bool             // the database has its row
 }
 
@@ -128,6 +129,19 @@ func (l *Ledger) follow(a *account, e audit.Entry, f audit.Fields) {
 	}
 	waited := a.waits
 	a.waits = false
+	switch e.Verb {
+	case audit.ActionPropose, audit.ActionRevise, audit.ActionAsk, audit.ActionTampered:
+		a.grave = recorded(f["grave"]) // see [Action.asking]
+	case audit.ActionVote, audit.ActionApprove:
+		// The attack: an approval that never went through [Gate.Decide], or a server that
+		// was made to take one without its ticks.
+		for _, id := range a.grave {
+			if !slices.Contains(recorded(f["seen"]), id) {
+				l.find(e.Object, e.Seq, "approved by %s, who did not tick the grave finding %s", e.Actor, id)
+			}
+		}
+	default: // asks for nothing
+	}
 	switch e.Verb {
 	case audit.ActionPropose, audit.ActionRevise:
 		a.digest, a.allowed, a.voters = f["digest"], state == Approved, nil
