@@ -54,12 +54,12 @@ The record gets an entry, and the console's overview shows the age of the backup
 
 // recordBackup adds an entry that the database was copied to file. The copy is older, so it
 // does not have the entry. The path is left out, because it is of no use to readers of the record.
-func (c Config) recordBackup(ctx context.Context, file string) error {
+func (c *Config) recordBackup(ctx context.Context, file string) error {
 	info, err := os.Stat(file)
 	if err != nil {
 		return fmt.Errorf("look at the copy: %w", err)
 	}
-	return inDatabase(ctx, c, func(tx *store.Tx, who auth.Principal) error {
+	return inDatabase(ctx, *c, func(tx *store.Tx, who auth.Principal) error {
 		return audit.Append(ctx, tx, who, audit.RecordBackup, audit.Database, audit.Fields{"bytes": strconv.FormatInt(info.Size(), 10)})
 	})
 }

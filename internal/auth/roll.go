@@ -74,7 +74,7 @@ type account struct {
 //     have been able to decide.
 //
 // The zero Roll has no accounts: every name is a human being of its own.
-type Roll struct {
+type Roll struct { //nolint:recvcheck // only Add changes it
 	now      time.Time
 	accounts map[string]account // by principal, "person:ann"
 	all      bool               // accounts is complete: a principal that is not in it has no account

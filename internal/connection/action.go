@@ -97,7 +97,7 @@ func (c *Admission) Show(a oversight.Action) (oversight.View, error) {
 		oversight.PanelRow{Name: "Allows", Value: "any number of connections to this host and port, with any protocol. Code may send and read anything there.", Warn: true},
 		oversight.PanelRow{Name: "Sandbox", Value: d.Sandbox, Note: "this sandbox alone"},
 		oversight.PanelRow{Name: "Template", Value: d.Template},
-		oversight.PanelRow{Name: "Until", Value: fmt.Sprintf("%s after the approval", plural(int(oversight.PassTime/time.Minute), "minute")), Note: "a kill switch or a rule that denies ends it sooner"},
+		oversight.PanelRow{Name: "Until", Value: plural(int(oversight.PassTime/time.Minute), "minute") + " after the approval", Note: "a kill switch or a rule that denies ends it sooner"},
 	)
 	v.InPanel = true
 	v.Unknown(unknown)

@@ -33,11 +33,11 @@ func TestApproveAndAllowConnections(t *testing.T) {
 			if v := c.Permit(ctx, box, d); v.Effect == policy.Allow {
 				t.Fatalf("%v: got %+v, want that a person is asked", d, v)
 			}
-			w := f.waiting()
+			w := f.waiting() //nolint:contextcheck // the fixture has the test's
 			if len(w) != 1 {
 				t.Fatalf("%d actions wait, want 1", len(w))
 			}
-			return f.read(w[0].ID)
+			return f.read(w[0].ID) //nolint:contextcheck // likewise
 		}
 		reject := func(a oversight.Action) {
 			t.Helper()

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -351,11 +352,11 @@ func (s actionHandlers) decide(w http.ResponseWriter, r *http.Request, who auth.
 	default:
 		return fmt.Errorf("%w: decision must be approve or reject", errForm)
 	}
-	return s.thenNext(w, r, who, id, func() error { return s.gate.Decide(r.Context(), who, d) })
+	return s.thenNext(w, r, who, id, func(ctx context.Context) error { return s.gate.Decide(ctx, who, d) })
 }
 
 // thenNext does what takes an action off the viewer's queue, and opens the one behind it.
-func (s actionHandlers) thenNext(w http.ResponseWriter, r *http.Request, who auth.Principal, id string, do func() error) error {
+func (s actionHandlers) thenNext(w http.ResponseWriter, r *http.Request, who auth.Principal, id string, do func(context.Context) error) error {
 	f, err := filterOf(r)
 	if err != nil {
 		return err
@@ -365,7 +366,7 @@ func (s actionHandlers) thenNext(w http.ResponseWriter, r *http.Request, who aut
 	if err != nil {
 		return err
 	}
-	if err := do(); err != nil {
+	if err := do(r.Context()); err != nil {
 		return s.after(w, r, who, id, err)
 	}
 	return s.onward(w, r, p, id)

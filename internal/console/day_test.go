@@ -210,7 +210,7 @@ func TestSaveTheDay(t *testing.T) {
 				if strings.ContainsAny(c, "\n\r\t\u202e") {
 					t.Errorf("the cell %q has unseen characters", c)
 				}
-				for _, part := range strings.Split(c, ";") {
+				for part := range strings.SplitSeq(c, ";") {
 					if part = strings.TrimLeft(part, " \""); part != "" && strings.Contains("=+-@", part[:1]) {
 						t.Errorf("the cell %q has a formula", c)
 					}

@@ -55,7 +55,7 @@ func TestNamesInsteadOfIDs(t *testing.T) {
 		who  auth.Principal
 		want []string
 	}{
-		{"a person", f.person, []string{` sole"`, ">ann"}},
+		{"a person", f.person, []string{`title="person:ann">ann`}},
 		{"an agent, by its inbox", f.agent, []string{"#i-agent", "agent ", ">analyst<", f.inbox.ID, "agent:" + f.agent.ID}},
 		{"a sandbox", auth.Principal{Kind: auth.Sandbox, ID: s.ID}, []string{"#i-box", "sandbox ", ">reconcile november<", "/console/sandboxes/" + s.ID}},
 		{"a sandbox without a name", auth.Principal{Kind: auth.Sandbox, ID: unnamed.ID}, []string{">base " + unnamed.ID[:6] + "<"}},
@@ -97,7 +97,7 @@ func TestHostileNamesAreNotShown(t *testing.T) {
 		f := *f
 		f.t = t
 		got := f.named(auth.Principal{Kind: auth.Sandbox, ID: "</x-who><x-who>person:ann"})
-		if strings.Contains(got, " sole") || !strings.Contains(got, "#i-box") {
+		if strings.Contains(got, `title="person:ann"`) || !strings.Contains(got, "#i-box") {
 			t.Errorf("it is shown as %s", got)
 		}
 	})

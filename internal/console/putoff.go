@@ -2,6 +2,7 @@ package console
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -82,8 +83,8 @@ func (s putOffHandlers) snooze(w http.ResponseWriter, r *http.Request, who auth.
 	if err != nil {
 		return err
 	}
-	return s.thenNext(w, r, who, id, func() error {
-		return s.gate.Snooze(r.Context(), who, id, m.At, m.Value == "answer")
+	return s.thenNext(w, r, who, id, func(ctx context.Context) error {
+		return s.gate.Snooze(ctx, who, id, m.At, m.Value == "answer")
 	})
 }
 

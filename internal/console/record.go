@@ -70,8 +70,7 @@ var outcomeTags = map[string]string{
 
 // outcomeOf returns what a verb says came of something; empty if it says nothing of it.
 func outcomeOf(v audit.Verb) string {
-	switch v {
-	case audit.CommandUse, audit.RequestUse:
+	if v == audit.CommandUse || v == audit.RequestUse {
 		return "allowed" // an approval was used; its sentence has no tag
 	}
 	return outcomeTags[sayings[v].tag]

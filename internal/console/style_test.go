@@ -46,7 +46,7 @@ func classesIn(html string) (words, named []string) {
 				named = append(named, strings.Fields(q[1])...)
 			}
 		}
-		for _, w := range strings.Fields(templateAction.ReplaceAllStringFunc(m[1], func(a string) string {
+		for w := range strings.FieldsSeq(templateAction.ReplaceAllStringFunc(m[1], func(a string) string {
 			if strings.HasPrefix(a, "{{if") || strings.HasPrefix(a, "{{else") || strings.HasPrefix(a, "{{end") || strings.HasPrefix(a, "{{with") {
 				return strings.Repeat(" ", strings.Count(a[:6], "else")) // "card{{if .Wide}} wide{{end}}" has two classes
 			}
@@ -119,7 +119,7 @@ func TestStyleAndPagesAgree(t *testing.T) {
 		for _, s := range literals(t, file) {
 			from(file, s)
 			if !strings.Contains(s, "<") { // tones and classes of charts are named alone
-				for _, w := range strings.Fields(s) {
+				for w := range strings.FieldsSeq(s) {
 					perhaps[w] = true
 				}
 			}
@@ -128,7 +128,7 @@ func TestStyleAndPagesAgree(t *testing.T) {
 	for _, file := range glob(t, "static/*.js") {
 		if !strings.HasPrefix(filepath.Base(file), "xterm") {
 			for _, m := range regexp.MustCompile(`['"]([\w -]+)['"]`).FindAllStringSubmatch(read(file), -1) {
-				for _, w := range strings.Fields(m[1]) {
+				for w := range strings.FieldsSeq(m[1]) {
 					perhaps[w] = true
 				}
 			}

@@ -226,7 +226,8 @@ func (n *Notifier) pushTo(ctx context.Context, to person, m pushMessage, keep ti
 	var all sync.WaitGroup
 	for i, d := range devices {
 		all.Go(func() {
-			r, gone := result{}, false
+			var r result
+			var gone bool
 			if b, err := n.conf.Box.Open(d.sealed, "device", to.id, d.id); err != nil {
 				r = result{state: "failed", err: err} // its row was moved or changed
 			} else {

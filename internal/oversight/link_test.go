@@ -49,13 +49,13 @@ func TestLinkedOperator(t *testing.T) {
 	bob := func(s *steps) auth.Principal { return s.bob }
 	agent := func(s *steps) auth.Principal { return s.agent }
 	proposes := func(who func(*steps) auth.Principal) func(*steps) error {
-		return func(s *steps) error { s.got["a"] = s.house.proposes(who(s)); return nil }
+		return func(s *steps) error { s.got["a"] = s.proposes(who(s)); return nil }
 	}
 	edits := func(who func(*steps) auth.Principal) func(*steps) error {
 		return func(s *steps) error { s.got["a"] = s.revises(who(s), s.got["a"], "edited"); return nil }
 	}
 	approves := func(who func(*steps) auth.Principal) func(*steps) error {
-		return func(s *steps) error { return s.house.approves(who(s), s.got["a"]) }
+		return func(s *steps) error { return s.approves(who(s), s.got["a"]) }
 	}
 	day := func(s *steps) error { s.later(); return nil }
 	past := func(s *steps) error { // a day, for what waits as well

@@ -9,6 +9,7 @@ import (
 	"io"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -210,7 +211,7 @@ func members(raw []byte, fn func(name string, nth int, raw json.RawMessage)) err
 	}
 	seen := map[string]int{}
 	for i := 0; dec.More(); i++ {
-		name := fmt.Sprint(i)
+		name := strconv.Itoa(i)
 		if open == json.Delim('{') {
 			token, err := dec.Token()
 			if err != nil {
