@@ -150,7 +150,8 @@ func samples(t *testing.T, f *fixture) map[policy.Kind]sample {
 		policy.KindCopy: {env(), []string{"bob@shop.example", "&lt;b&gt;150", `class="people"`}, false},
 		policy.KindReceive: {
 			marshal(t, map[string]any{"message": "msg_1", "inbox": f.inbox.ID, "address": f.inbox.Address, "at": time.Now(), "size": 1234, "score": .61, "categories": map[string]float64{"exfiltration": .7}, "checks": map[string]string{"spf": "fail", "dkim": hostileText}}),
-			[]string{"61 of 100", "exfiltration", "70 of 100", "DKIM", "the sending server may send"}, true,
+			[]string{"61 of 100", "exfiltration", "70 of 100", "DKIM", "the sending server may send"},
+			true,
 		},
 		policy.KindArchive: {marshal(t, map[string]any{"inbox": f.inbox.ID, "address": f.inbox.Address, "message": "msg_1", "from": hostileText, "subject": long, "at": time.Now()}), []string{"the archive", "Where the message goes"}, true},
 		policy.KindTrash:   {marshal(t, map[string]any{"inbox": f.inbox.ID, "address": f.inbox.Address, "message": "msg_1", "from": hostileText, "subject": long, "at": time.Now()}), []string{"the trash", "after 30 days"}, true},
@@ -158,7 +159,8 @@ func samples(t *testing.T, f *fixture) map[policy.Kind]sample {
 		policy.KindAllow:   {marshal(t, map[string]any{"inbox": f.inbox.ID, "address": f.inbox.Address, "pattern": "*@xn--pypal-4ve.example", "reason": hostileText + long}), []string{"becomes possible without review", "every address at this domain", "really <code>", "<mark>"}, true},
 		policy.KindChange: {
 			marshal(t, map[string]any{"version": 2, "replaces": "00", "was": "version: 1\nrules: []\n", "text": "version: 1\nrules: []\n# " + hostileText + "\n", "reason": hostileText, "author": "person:ann"}),
-			[]string{"What changes", `<div class="add">`}, true,
+			[]string{"What changes", `<div class="add">`},
+			true,
 		},
 		policy.KindConnect: {marshal(t, map[string]any{"sandbox": "i1", "template": hostileText, "hosts": []string{"db.xn--pypal-4ve.example", "other.example"}, "port": 5432}), []string{"port 5432, usually PostgreSQL", "60 minutes after the approval", "really <code>db.xn--pypal-4ve.example</code>", "<mark>", "other.example", "this sandbox alone"}, true},
 		policy.KindWebhook: {marshal(t, map[string]any{"webhook": "whk_1", "url": "https://hooks.example/x?a=%3Cscript%3E", "name": hostileText, "events": "message.received", "inbox": "", "credential": "crd_1"}), []string{"hooks.example", "port 443", "all inboxes that the key has access to", "%3Cscript%3E"}, true},
@@ -168,15 +170,18 @@ func samples(t *testing.T, f *fixture) map[policy.Kind]sample {
 		policy.KindTool:    {tool(), []string{"12.5", "number", "object", "<details class=\"fold long\">", "Arguments"}, false},
 		policy.KindRun: {
 			marshal(t, map[string]any{"run": "run_1", "contract": json.RawMessage(parsed.Canonical()), "digest": parsed.Digest(), "template": "base-1", "task": hostileText + long, "commands": [][]string{{"sh", "-c", "echo " + hostileText}}, "inputs": []map[string]any{{"path": "in/" + hostileText, "size": 3, "sha256": digest}}, "answers": map[string]any{}, "needs": map[string]any{}}),
-			[]string{"The commands, as they will run", "What the contract allows", "1 input", digest, "The task"}, true,
+			[]string{"The commands, as they will run", "What the contract allows", "1 input", digest, "The task"},
+			true,
 		},
 		policy.KindExport: {
 			marshal(t, map[string]any{"run": "run_1", "n": 1, "contract": "report@sha256:1", "sandbox": "i1", "path": "out/" + hostileText, "name": hostileText, "type": "text", "found": "html", "size": 12, "sha256": digest, "blob": "none", "review": "always", "violated": true, "flags": []string{"hidden_text"}, "findings": []string{"found " + hostileText}}),
-			[]string{"The file that leaves", "the contract promised text", digest, "12 bytes", "What the scan found"}, true,
+			[]string{"The file that leaves", "the contract promised text", digest, "12 bytes", "What the scan found"},
+			true,
 		},
 		policy.KindExec: {
 			marshal(t, map[string]any{"sandbox": "i1", "template": "base-1", "contract": "report@sha256:1", "path": b64("/usr/bin/python3"), "dir": b64("/home/" + hostileText), "args": []string{b64("python3"), b64("-c"), b64("print('" + hostileText + "')\nimport os\n"), b64(long)}, "sha256": digest, "fixed": false, "uid": 0}),
-			[]string{"The command line, as it will run", "Directory", "uid 0", "Environment", "/usr/bin/python3", "argument 2, 3 lines"}, true,
+			[]string{"The command line, as it will run", "Directory", "uid 0", "Environment", "/usr/bin/python3", "argument 2, 3 lines"},
+			true,
 		},
 	}
 }
