@@ -117,7 +117,7 @@ func (f *fleet) Confine(_ context.Context, id string, c sandbox.Confinement) err
 	if err == nil {
 		b.confined = c
 	}
-	return err
+	return errors.Join(err, f.called(id, "confine"))
 }
 
 func (f *fleet) Settle(_ context.Context, id string) error { return f.called(id, "settle") }
@@ -178,6 +178,7 @@ func (f *fleet) alive() (n int) {
 
 // A binder records which sandboxes are bound.
 type binder struct {
+	fleet *fleet // learns the order of calls
 	mu    sync.Mutex
 	bound map[string]command.Binding
 }
@@ -189,7 +190,7 @@ func (b *binder) Bind(id string, v command.Binding) error {
 		return errors.New("bound already")
 	}
 	b.bound[id] = v
-	return nil
+	return b.fleet.called(id, "bind")
 }
 
 func (b *binder) Unbind(id string) {
@@ -224,7 +225,8 @@ type fixture struct {
 
 func setup(t *testing.T, db *store.DB) *fixture {
 	t.Helper()
-	f := &fixture{t: t, log: slog.New(slog.NewTextHandler(t.Output(), nil)), db: db, key: make([]byte, 32), fleet: &fleet{boxes: map[string]*box{}}, binds: &binder{bound: map[string]command.Binding{}}}
+	f := &fixture{t: t, log: slog.New(slog.NewTextHandler(t.Output(), nil)), db: db, key: make([]byte, 32), fleet: &fleet{boxes: map[string]*box{}}}
+	f.binds = &binder{fleet: f.fleet, bound: map[string]command.Binding{}}
 	f.owner = auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann"}
 	f.keyed = auth.Principal{Kind: auth.Project, ID: "k1"}
 	f.foreign = auth.Principal{Kind: auth.Project, ID: "k2"}
@@ -253,7 +255,7 @@ func (f *fixture) restart() {
 	f.gate = oversight.NewGate(f.log, f.db, f.book)
 	f.gate.Handle(policy.KindChange, f.book)
 	var err error
-	f.binds = &binder{bound: map[string]command.Binding{}}
+	f.binds = &binder{fleet: f.fleet, bound: map[string]command.Binding{}}
 	f.runs, err = run.New(f.log, f.db, f.gate, run.Config{
 		Key: f.key, Blobs: f.blobs, Fleet: f.fleet, Commands: f.binds,
 		Template: func(_ context.Context, _ auth.Principal, name string) (string, string, error) {

@@ -79,9 +79,10 @@ func TestRunFromProposalToEnd(t *testing.T) {
 		}
 		if b := f.fleet.boxes[r.Sandbox]; b == nil || !b.dead || b.files["/work/in/a.csv"] != "a,b\n" || b.confined.Dir != "/work" || b.Contract != "report@"+r.ContractDigest {
 			t.Errorf("sandbox = %+v", b)
-		} else if got, want := strings.Join(b.calls, ", "), "settle, command, kill all, settle"; got != want {
-			// What the guest opened before the first command arrives before it; what the
-			// commands opened arrives before the run is judged.
+		} else if got, want := strings.Join(b.calls, ", "), "confine, settle, bind, settle, command, kill all, settle"; got != want {
+			// What the template's services asked is answered before the contract binds. What
+			// the guest opened before the first command arrives before it; what the commands
+			// opened arrives before the run is judged.
 			t.Errorf("calls = %s, want %s", got, want)
 		}
 		if len(f.binds.bound) != 0 {

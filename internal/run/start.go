@@ -278,6 +278,11 @@ func (s *Service) confine(ctx context.Context, id string, c *contract.Contract, 
 	if err != nil {
 		return err
 	}
+	// A service may have asked to start a program just before it was ended. An answer that
+	// came after the binding would count as the run's violation.
+	if err := s.conf.Fleet.Settle(ctx, id); err != nil {
+		return err
+	}
 	return s.bind(id, c, stop, violated)
 }
 

@@ -46,6 +46,9 @@ type Gatekeeper interface {
 	// Observe makes the sandbox report what o names from now on, in addition to what it
 	// reports already.
 	Observe(ctx context.Context, id string, o Observed) error
+	// Settle returns when the sandbox's watcher has been given everything that the kernel
+	// reported before the call, and has answered every question that it asked before.
+	Settle(ctx context.Context, id string) error
 }
 
 // A watcher passes the events of a sandbox with an owner on to [Config.Commands].
@@ -155,10 +158,15 @@ func (f *Fleet) observe(ctx context.Context, id string, o Observed) error {
 }
 
 // Settle returns when [Config.Commands] has been given everything that the kernel of a
-// sandbox had reported before the call.
+// sandbox had reported before the call, and has answered every question that it had asked,
+// also those of processes that have ended since.
 func (f *Fleet) Settle(ctx context.Context, id string) error {
-	if _, ok := f.runtime.(Gatekeeper); !ok {
+	g, ok := f.runtime.(Gatekeeper)
+	if !ok {
 		return nil
 	}
-	return f.observe(ctx, id, Observed{}) // the answer comes after the reports
+	if err := g.Settle(ctx, id); err != nil {
+		return fmt.Errorf("settle sandbox %s: %w", id, err)
+	}
+	return nil
 }

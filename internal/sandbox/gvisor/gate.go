@@ -46,8 +46,9 @@ type gate struct {
 
 // A question is an exec that waits for its verdict.
 type question struct {
-	cancel context.CancelFunc
-	size   int // size of its message in bytes
+	cancel   context.CancelFunc
+	size     int           // size of its message in bytes
+	answered chan struct{} // closed when the watcher has answered
 }
 
 // Limits of the questions of one sandbox that wait at the same time. Questions beyond them
@@ -272,7 +273,8 @@ func (g *gate) ask(w sandbox.Watcher, e launch.Event, n int) {
 		g.answer(e.ID, false)
 		return
 	}
-	g.asked[e.ID] = question{cancel, n}
+	answered := make(chan struct{})
+	g.asked[e.ID] = question{cancel, n, answered}
 	g.bytes += n
 	g.mu.Unlock()
 	go func() {
@@ -281,6 +283,7 @@ func (g *gate) ask(w sandbox.Watcher, e launch.Event, n int) {
 			PID: e.PID, Parent: e.Parent, Path: e.Path, Name: e.Name, Dir: e.Dir, Args: e.Args, Env: e.Env,
 			SHA256: e.SHA256, Fixed: e.Fixed, UID: e.UID, Cut: e.Cut, Guest: e.Guest, Time: time.Now(),
 		})
+		close(answered)
 		// The attack: a kernel floods the host with questions and reads no verdict. So a
 		// question counts until its verdict is written.
 		g.answer(e.ID, allow)
@@ -409,4 +412,37 @@ func (r *Runtime) Observe(ctx context.Context, id string, o sandbox.Observed) er
 		return err
 	}
 	return g.command(ctx, launch.Command{Kind: launch.Observe, Opens: o.Opens, Digests: o.Digests}, nil)
+}
+
+// Settle implements [sandbox.Gatekeeper].
+func (r *Runtime) Settle(ctx context.Context, id string) error {
+	g, err := r.gateOf(id)
+	if err != nil {
+		return err
+	}
+	return g.settle(ctx)
+}
+
+// settle returns when the watcher has been given everything that the kernel reported
+// before the call, and has answered every question that it asked before.
+func (g *gate) settle(ctx context.Context) error {
+	// The kernel carries out a command after the reports that it made before, and read
+	// passes them on in order.
+	if err := g.command(ctx, launch.Command{Kind: launch.Observe}, nil); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	var open []chan struct{}
+	for _, q := range g.asked {
+		open = append(open, q.answered)
+	}
+	g.mu.Unlock()
+	for _, answered := range open {
+		select {
+		case <-answered:
+		case <-ctx.Done():
+			return fmt.Errorf("await the answer to a question: %w", context.Cause(ctx))
+		}
+	}
+	return nil
 }

@@ -359,8 +359,7 @@ func checkOpens(t *testing.T, r *Runtime, id string, h *host, j *judge) {
 		}
 		return all
 	}
-	// Its answer comes after all reports.
-	if err := r.Observe(t.Context(), id, sandbox.Observed{}); err != nil {
+	if err := r.Settle(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
 	j.mu.Lock()
@@ -637,6 +636,56 @@ func TestQuestionsAreBounded(t *testing.T) {
 	g.close()
 	<-g.done
 	j.until("the end of the gate ends all questions", func() bool { return j.waits == 0 })
+}
+
+// TestSettleAwaitsAnswers: a question that was asked before [Runtime.Settle] is answered
+// when it returns, also if whoever asked has ended. The attack is on a run: a service of its
+// template asks just before it is ended, and a late answer counts as the run's violation.
+func TestSettleAwaitsAnswers(t *testing.T) {
+	r, j := &Runtime{}, newJudge(t)
+	r.buffers.New = newGateBuffer
+	g, theirs, err := r.newGate(j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.close()
+	defer theirs.Close()
+	for _, e := range []launch.Event{{Kind: launch.Hello}, {Kind: launch.Exec, ID: 7, Args: []string{"held"}}} {
+		if _, err := theirs.Write(e.Append(nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settled := make(chan error, 1)
+	go func() { settled <- g.settle(t.Context()) }()
+	b := make([]byte, 64)
+	n, err := theirs.Read(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := launch.ParseCommand(b[:n])
+	if err != nil || c.Kind != launch.Observe {
+		t.Fatalf("got %+v, %v", c, err)
+	}
+	done := launch.Event{Kind: launch.Done, ID: c.ID}
+	if _, err := theirs.Write(done.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	j.until("the question waits", func() bool { return j.waits == 1 })
+	select {
+	case err := <-settled:
+		t.Fatalf("it returned %v before the answer", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	j.held <- true
+	if err := <-settled; err != nil {
+		t.Fatal(err)
+	}
+	if err := g.conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.settle(t.Context()); err == nil {
+		t.Error("a closed gate settles")
+	}
 }
 
 // TestUnreadVerdictsAreBounded: a kernel that reads no verdicts cannot make goroutines pile

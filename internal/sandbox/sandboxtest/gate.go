@@ -82,6 +82,14 @@ func (f *Fake) Observe(_ context.Context, id string, o sandbox.Observed) error {
 	return nil
 }
 
+// Settle implements [sandbox.Gatekeeper]: [Fake.Exec] returns with the answer.
+func (f *Fake) Settle(_ context.Context, id string) error {
+	if _, ok := f.watcher(id); !ok {
+		return fmt.Errorf("settle sandbox %s: %w", id, sandbox.ErrNotFound)
+	}
+	return nil
+}
+
 // Observed returns what a sandbox was told to report.
 func (f *Fake) Observed(id string) sandbox.Observed {
 	f.mu.Lock()
