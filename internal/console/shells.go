@@ -33,6 +33,7 @@ const (
 	shellCheck  = 3 * time.Second
 	shellIdle   = 30 * time.Minute // without a key
 	sendPatient = 30 * time.Second
+	endPatient  = 2 * time.Second // for the last message
 )
 
 // A ticket lets one WebSocket open a terminal. A form makes it, which a link or a page of
@@ -285,15 +286,16 @@ func (s shellHandlers) socket(w http.ResponseWriter, r *http.Request, who auth.P
 	if err != nil {
 		return err
 	}
-	defer func() { _ = term.Close() }() //nolint:contextcheck // it ends with the connection
+	kill := sync.OnceFunc(func() { _ = term.Close() }) //nolint:contextcheck // it ends with the connection
+	defer kill()
 	conn, err := websocket.Accept(w, r, nil)
 	if err != nil {
 		s.log.DebugContext(ctx, "open a terminal's socket", "err", err)
 		return nil // it is answered
 	}
-	defer func() { _ = conn.CloseNow() }()
+	defer func() { _ = conn.CloseNow() }() // ends what still reads or writes
 	conn.SetReadLimit(maxTyped)
-	one := &oneShell{s: s, who: who, r: r, conn: conn, term: term, drawn: make(chan struct{}, 1)}
+	one := &oneShell{s: s, who: who, r: r, conn: conn, term: term, kill: kill, drawn: make(chan struct{}, 1)}
 	one.typed.Store(begun.UnixNano())
 	if t.record {
 		if one.cast, err = s.conf.Casts.Record(l.ID, cols, rows); err != nil {
@@ -305,13 +307,15 @@ func (s shellHandlers) socket(w http.ResponseWriter, r *http.Request, who auth.P
 	return s.endShell(ctx, one, why)
 }
 
-// endShell tells the browser why.
+// endShell tells the browser why, and ends the shell before it waits for the browser.
 func (s shellHandlers) endShell(ctx context.Context, one *oneShell, why string) error {
 	b, err := json.Marshal(map[string]string{"end": why})
 	if err == nil {
-		short, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		short, cancel := context.WithTimeout(context.WithoutCancel(ctx), endPatient)
 		defer cancel()
-		if one.conn.Write(short, websocket.MessageText, b) == nil {
+		err = one.conn.Write(short, websocket.MessageText, b)
+		one.kill()
+		if err == nil {
 			_ = one.conn.Close(websocket.StatusNormalClosure, "")
 		}
 	}
@@ -325,6 +329,7 @@ type oneShell struct {
 	r    *http.Request
 	conn *websocket.Conn
 	term *inside.Terminal
+	kill func() // ends the shell, once
 
 	castMu sync.Mutex // guards cast
 	cast   *inside.Recorder
@@ -334,7 +339,8 @@ type oneShell struct {
 	typed  atomic.Int64  // when a key came last, in Unix nanoseconds
 }
 
-// run returns why the terminal ended.
+// run returns why the terminal ended. The connection stays open for the last message: a
+// Read or a Write whose context ends would close it, so theirs does not end with ctx.
 func (o *oneShell) run(ctx context.Context, cancel context.CancelFunc) string {
 	why := make(chan string, 3)
 	go func() { why <- o.show(ctx) }()
@@ -395,7 +401,7 @@ func (o *oneShell) show(ctx context.Context) string {
 		}
 		o.castMu.Unlock()
 		o.unseen.Add(int64(len(b)))
-		send, cancel := context.WithTimeout(ctx, sendPatient)
+		send, cancel := context.WithTimeout(context.WithoutCancel(ctx), sendPatient)
 		err = o.conn.Write(send, websocket.MessageBinary, b)
 		cancel()
 		if err != nil {
@@ -414,9 +420,13 @@ type typedMessage struct {
 // typing passes on what is typed.
 func (o *oneShell) typing(ctx context.Context) string {
 	for {
-		kind, b, err := o.conn.Read(ctx)
+		kind, b, err := o.conn.Read(context.WithoutCancel(ctx))
 		if err != nil {
 			return "the browser left"
+		}
+		// The attack: somebody who has lost the role goes on typing while the end is sent.
+		if ctx.Err() != nil {
+			return "the server ended it"
 		}
 		var m typedMessage
 		if kind != websocket.MessageText || json.Unmarshal(b, &m) != nil {
