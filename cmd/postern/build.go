@@ -306,7 +306,7 @@ func (d *daemon) buildWeb(lis *listeners) (err error) {
 	d.web = &http.Server{
 		Handler:           handler,
 		TLSConfig:         conf,
-		ReadHeaderTimeout: 10 * time.Second,
+		ReadHeaderTimeout: headerTime,
 		IdleTimeout:       620 * time.Second, // as long as E2B's proxy keeps connections
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelDebug),

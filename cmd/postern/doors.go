@@ -298,6 +298,12 @@ func (d *daemon) boxes(next http.Handler) http.Handler {
 
 type peerKey struct{}
 
+// headerTime is how long a client may take to send the header of a request. It counts from
+// the connection on: the official SDK connects first and then copies the body in memory,
+// which takes more than ten seconds for a large file on a busy machine. A connection
+// without a request costs no more than an idle one, which stays for longer.
+const headerTime = time.Minute
+
 // newLocalServer serves the local socket. The kernel says who is at the other
 // end; the socket's mode lets only the server's user and root open it.
 func newLocalServer(log *slog.Logger, project string, handler func(func(*http.Request) (auth.Principal, error)) http.Handler) *http.Server {
@@ -314,7 +320,7 @@ func newLocalServer(log *slog.Logger, project string, handler func(func(*http.Re
 	}
 	return &http.Server{
 		Handler:           handler(who),
-		ReadHeaderTimeout: 10 * time.Second,
+		ReadHeaderTimeout: headerTime,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			if uid, err := peerUID(c); err == nil {

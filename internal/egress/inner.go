@@ -32,7 +32,7 @@ func serveInner(ctx context.Context, log *slog.Logger, h http.Handler, t *tls.Co
 	in.srv = &http.Server{
 		Handler: innerHost(h), ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
-		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ReadHeaderTimeout: time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 	}
 	go func() { _ = in.srv.Serve(in) }() // until close
 	return in

@@ -201,8 +201,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	srv := &http.Server{
 		Handler: s.Handler(),
 		// No time-out for bodies and responses, since a command's stream or an
-		// upload may take hours. Only headers must be fast.
-		ReadHeaderTimeout: 10 * time.Second,
+		// upload may take hours. A client may connect before it has a request.
+		ReadHeaderTimeout: time.Minute,
 		IdleTimeout:       15 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		Protocols:         &protocols,

@@ -220,7 +220,7 @@ func serve(stdin io.Reader) error {
 	for _, c := range children {
 		all.Go(func() { c.run(ctx) })
 	}
-	srv := &http.Server{Handler: newGateway(children, o.Token), ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10, IdleTimeout: 5 * time.Minute, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
+	srv := &http.Server{Handler: newGateway(children, o.Token), ReadHeaderTimeout: time.Minute, MaxHeaderBytes: 64 << 10, IdleTimeout: 5 * time.Minute, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
 	go func() {
 		deadline := time.After(waitTime)
 		for _, c := range children {

@@ -72,9 +72,18 @@ func diskOf(t testing.TB, data string) (mounts, loops int) {
 }
 
 // TestRefusedUploadIsAnswered: a client that sends all of a large file before it reads
-// the answer gets the answer, although the server refuses the file at once.
+// the answer gets the answer, although the server refuses the file at once. So does a
+// client that connects some time before it sends a request: on a busy machine the SDK
+// copies a large file for more than ten seconds in between.
 func TestRefusedUploadIsAnswered(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir())
+	late, err := net.Dial("tcp", s.web)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Close()
+	connected := time.Now()
 	id, token := s.volumeOf("data")
 	c, err := net.Dial("tcp", s.web)
 	if err != nil {
@@ -97,6 +106,16 @@ func TestRefusedUploadIsAnswered(t *testing.T) {
 	defer resp.Body.Close()
 	if b, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusBadRequest || !resp.Close {
 		t.Errorf("answer: %s, %q, %v; want 400, and the connection's end", resp.Status, b, err)
+	}
+	time.Sleep(time.Until(connected.Add(15 * time.Second)))
+	fmt.Fprintf(late, "GET /volumecontent/%s/path?path=/ HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\n\r\n", id, s.web, token)
+	resp, err = http.ReadResponse(bufio.NewReader(late), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Errorf("answer to the late request: %s", resp.Status)
 	}
 }
 
