@@ -14,6 +14,7 @@ import (
 
 // TestAttackers has holders of one credential try what needs another.
 func TestAttackers(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir())
 	alice, aliceKey := s.inbox("alice")
 	bob, bobKey := s.inbox("bob")
@@ -251,6 +252,7 @@ func (s *server) memoryMB(id string) int {
 // TestLimits: malformed, oversized and late requests get the right status and
 // an error text, and leave nothing behind.
 func TestLimits(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--max-sandboxes", "1", "--max-timeout", "1h")
 	tests := []struct {
 		name string

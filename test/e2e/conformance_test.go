@@ -33,6 +33,7 @@ func TestConformance(t *testing.T) {
 // gigabytes. It runs alone: a client that still sends when a full volume has
 // refused its file must get around to reading the refusal.
 func TestConformanceOfVolumeContent(t *testing.T) {
+	t.Parallel()
 	playConformance(t, volumeContent)
 }
 

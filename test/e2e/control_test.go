@@ -36,6 +36,7 @@ func (s *server) project(method, path, body string) (status int, header http.Hea
 // TestControlPlane covers what today's SDKs or the story do not use: version 1 of
 // create, paged lists, and routes that must refuse.
 func TestControlPlane(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--domain", "sandboxes.test")
 
 	status, _, b := s.project("POST", "/sandboxes", `{"templateID": "base", "timeout": 600, "envVars": {"X": "1"}, "metadata": {"n": "0"}}`)

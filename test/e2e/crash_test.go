@@ -433,6 +433,7 @@ func TestCrashSchedule(t *testing.T) {
 // refused with an error that says where the first runs, unless it serves only mail
 // and people. Once the first is killed, the next starts at once.
 func TestSecondServerMayNotRunSandboxes(t *testing.T) {
+	t.Parallel()
 	url := database(t)
 	flags := []string{"--database", url, "--cold", "--pool-max", "0"}
 	one, other, third := t.TempDir(), t.TempDir(), t.TempDir()

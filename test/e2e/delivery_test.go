@@ -22,6 +22,7 @@ import (
 // TestDirectMail delivers approved mail, signed, to the Postfix that DNS names. An
 // unknown recipient bounces and is suppressed. Anybody can verify what arrived.
 func TestDirectMail(t *testing.T) {
+	t.Parallel()
 	addr, maildir := postfixtest.Start(t)
 	_, port, err := net.SplitHostPort(addr)
 	if err != nil {

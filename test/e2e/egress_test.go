@@ -135,6 +135,7 @@ except socket.gaierror as e:
 // TestProbes runs probe in a sandbox without outbound network. Everything is refused
 // at once, and only Postern's own services connect.
 func TestProbes(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir())
 	address, _ := s.inbox("prober")
 	for _, tt := range []struct {

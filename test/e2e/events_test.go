@@ -302,6 +302,7 @@ func TestWebhookCrash(t *testing.T) {
 // TestWebhookAttackers: without --webhook-private no webhook URL reaches this
 // machine or a private address (server-side request forgery).
 func TestWebhookAttackers(t *testing.T) {
+	t.Parallel()
 	r := newHookReceiver(t)
 	s := start(t, t.TempDir())
 	port := r.URL[strings.LastIndexByte(r.URL, ':')+1:]

@@ -156,6 +156,7 @@ func playMail(t *testing.T, program string, in, out any) {
 // attachment, names and text beyond ASCII. Other people's libraries read what
 // we emit.
 func TestInterop(t *testing.T) {
+	t.Parallel()
 	d := startDovecot(t)
 	ours := net.JoinHostPort("127.0.0.1", freePort(t))
 	addr, _ := postfixtest.Run(t, postfixtest.Config{LMTP: d.lmtp, Routes: map[string]string{"agents.internal": ours}})

@@ -94,6 +94,7 @@ var (
 // mail on the command line, with a domain of their own, and attackers who have the
 // key of another inbox or none.
 func TestMailCommandLine(t *testing.T) {
+	t.Parallel()
 	dns := dnstest.Start(t)
 	s := start(t, t.TempDir(), "--resolver", dns.Addr, "--mail-host", "mx.postern.example", "--cold", "--pool-max", "0")
 	op := shell{s: s}

@@ -34,6 +34,7 @@ except urllib.error.HTTPError as e:
 // TestMailByRequest: a program in a sandbox sends by SendGrid's API, to a server of the
 // test in a network namespace. People see an email, and what they approve is made once.
 func TestMailByRequest(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestMailByRequest$", "-test.v=true")
 		cmd.Env = append(os.Environ(), "POSTERN_TEST_INSIDE=1")

@@ -172,6 +172,7 @@ func (s *server) form(c *http.Client, path string, v url.Values) (int, string) {
 // the waiting action and approves it in Telegram. The link itself can never decide,
 // and expires with the decision. A used button does nothing when pressed again.
 func TestNotify(t *testing.T) {
+	t.Parallel()
 	postfix, maildir := postfixtest.Start(t)
 	stub := startTelegram(t)
 	s := start(t, t.TempDir(), "--notify-from", "Postern <postern@agents.internal>", "--route", postfixtest.Domain+"="+postfix,
@@ -390,6 +391,7 @@ func described(t *testing.T) (out [][2]string) {
 // of every API to decide on their own action, raise their mode, turn a switch or
 // become a person. Nothing changes.
 func TestNoKeyDecides(t *testing.T) {
+	t.Parallel()
 	stub := startTelegram(t)
 	s := start(t, t.TempDir(), "--telegram-token", stubToken, "--telegram-url", stub.URL)
 	ann := s.person("ann")

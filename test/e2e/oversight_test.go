@@ -363,6 +363,7 @@ func TestOversightCommandLine(t *testing.T) {
 // person in every API. They cannot approve twice, and cannot change the policy alone
 // once somebody else may decide.
 func TestTwoApproversAreTwoPeople(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--cold", "--pool-max", "0")
 	op := shell{s: s}
 	alice, key := s.inbox("alice")

@@ -33,6 +33,7 @@ var permitWorld = map[string]string{
 // needs, waits, and then makes these requests and no others until the permit is ended.
 // Another reads a package registry and nothing else.
 func TestProposalsOpenHosts(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestProposalsOpenHosts$", "-test.v=true")
 		cmd.Env = append(os.Environ(), "POSTERN_TEST_INSIDE=1")

@@ -39,6 +39,7 @@ while True:
 // TestPorts reaches services in a real sandbox through the proxy, until the sandbox
 // ends.
 func TestPorts(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--domain", "boxes.test", "--public-ports")
 	b := s.sandbox(map[string]any{"network": map[string]any{"allowPublicTraffic": false, "maskRequestHost": "localhost:${PORT}"}})
 	open := s.sandbox(nil)
@@ -144,6 +145,7 @@ func isTimeout(err error) bool {
 // TestTrafficWakes: an authorized request resumes a paused sandbox that was created
 // with auto-resume. An unauthorized request does not.
 func TestTrafficWakes(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--domain", "boxes.test")
 	wakes := s.sandbox(map[string]any{"autoPause": true, "autoResume": map[string]any{"enabled": true}})
 	sleeps := s.sandbox(map[string]any{"autoPause": true})

@@ -11,6 +11,7 @@ import (
 // and none of the text. The inbox's key can read it and not release it. Once released
 // it is in the inbox, fenced.
 func TestQuarantine(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--cold", "--pool-max", "0")
 	op := shell{s: s}
 	out := op.must(t, []string{"inbox", "create", "analyst"})

@@ -17,6 +17,7 @@ import (
 // becomes a template, goes out to a file and comes in again. Other registries on this
 // machine are not even asked.
 func TestTemplatesFromRegistries(t *testing.T) {
+	t.Parallel()
 	var asked atomic.Int64
 	private := registrytest.Serve(t, func(h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -33,6 +33,7 @@ const rulesOnRequests = `rules:
 // holds another until a person approves it at the command line, and denies a third.
 // The one that was approved is made once.
 func TestRequestsWaitForPeople(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("POSTERN_TEST_INSIDE") == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestRequestsWaitForPeople$", "-test.v=true")
 		cmd.Env = append(os.Environ(), "POSTERN_TEST_INSIDE=1")

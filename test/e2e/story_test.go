@@ -126,6 +126,7 @@ func TestPostfixGetsApprovedMailOnly(t *testing.T) {
 // TestStoryOnPostgres runs the whole server on PostgreSQL: a sandbox, mail, a decision
 // and the record.
 func TestStoryOnPostgres(t *testing.T) {
+	t.Parallel()
 	url := database(t)
 	s := start(t, t.TempDir(), "--database", url)
 	from, key := s.inbox("analyst")

@@ -42,6 +42,7 @@ func submitTo(t *testing.T, addr, address, key string, code int) *mailer {
 // like mail from every other API. Once approved it arrives, and the verified sender
 // that its reader is shown is the right one.
 func TestSubmission(t *testing.T) {
+	t.Parallel()
 	s := start(t, t.TempDir(), "--submission", "127.0.0.1:0", "--submissions", "127.0.0.1:0", "--cold", "--pool-max", "0")
 	alice, aliceKey := s.inbox("alice")
 	bob, bobKey := s.inbox("bobby")
