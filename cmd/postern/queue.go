@@ -211,7 +211,7 @@ func (w *allowing) allowance() (*api.Allowance, error) {
 		if w.until != "" || w.path != "" || w.files {
 			return nil, fmt.Errorf("%w: --allow-until, --allow-path and --allow-files need --allow-address or --allow-domain", errUsage)
 		}
-		return nil, nil //nolint:nilnil // nothing more is allowed, which is no error
+		return nil, nil //nolint:nilnil // no allowance was requested
 	}
 	if w.address != "" && w.domain != "" {
 		return nil, fmt.Errorf("%w: want --allow-address or --allow-domain, not both", errUsage)

@@ -19,7 +19,7 @@ const Unknown = string(Person) + ":local-unknown"
 // machine links the operator to a colleague, and approves as the colleague and with
 // their own account; somebody approves, unlinks or links anew, and approves again.
 type Link struct {
-	Person string    // principal of the account; empty means that the operator is nobody's
+	Person string    // principal of the account; empty if the operator is not linked to one
 	By     string    // principal who made or confirmed it last
 	At     time.Time // when By did
 	From   time.Time // since when it is in force; may lie in the future

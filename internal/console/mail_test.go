@@ -56,7 +56,7 @@ func TestQuarantine(t *testing.T) {
 	if err != nil || len(held) != 2 {
 		t.Fatalf("held: %d, %v", len(held), err)
 	}
-	// The list stands beside the chosen message; an ID that is none shows the first.
+	// The list stands beside the chosen message. With an unknown ID the first one is shown.
 	contains(t, "the chosen one", f.get("/console/quarantine?message="+id).body, "<b>2</b> of 2", `aria-current="true"`, "/console/quarantine/"+id+"/release", `rel="prev" href="/console/quarantine?message=`+held[0].ID)
 	contains(t, "no message", f.get("/console/quarantine?message=%3Cscript%3E").body, "<b>1</b> of 2", "/console/quarantine/"+held[0].ID+"/release")
 	if a := f.submit("/console/quarantine/"+held[0].ID+"/drop", url.Values{}); a.status != http.StatusSeeOther {

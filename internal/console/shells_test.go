@@ -8,8 +8,8 @@ import (
 	"postern/internal/auth"
 )
 
-// TestTicketsOfOthers: a person who asks for terminals again and again takes none of
-// another's tickets.
+// TestTicketsOfOthers: a person who requests many terminals does not use up the tickets of
+// another person.
 func TestTicketsOfOthers(t *testing.T) {
 	s := shells{tickets: map[string]ticket{}}
 	ask := func(project, name string, until time.Time) error {

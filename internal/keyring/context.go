@@ -192,9 +192,9 @@ func personID(ctx context.Context, tx *store.Tx, who auth.Principal) (id string,
 	return id, err
 }
 
-// OpenContext returns the key with which who reads the threads of an inbox's waiting
-// actions, in the browser whose key is device. The error wraps [ErrNoContext] if there is
-// no such grant. The key has the scope [seal.Context] and must not outlive the request.
+// OpenContext returns the key to the threads of an inbox's waiting actions, for the person
+// who and the browser whose key is device. The error wraps [ErrNoContext] if there is no
+// such grant. The key has the scope [seal.Context] and must not outlive the request.
 func (r *Ring) OpenContext(ctx context.Context, who auth.Principal, device auth.Secret, inbox string) (k *seal.Key, err error) {
 	if err := mayRedeem(who); err != nil {
 		return nil, err

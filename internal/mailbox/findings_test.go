@@ -81,7 +81,7 @@ func TestGraveFindingsNeedTheirTick(t *testing.T) {
 			{"the known one", mail.Draft{To: []string{"other@globex.example"}, Subject: "c", Text: "c"}, nil},
 			{"hidden outside", mail.Draft{To: []string{"bob@globex.example"}, Bcc: []string{"eve@evil.test"}, Subject: "d", Text: "d"}, []string{"hidden_recipient:eve@evil.test"}},
 			{"hidden inside", mail.Draft{To: []string{"bob@globex.example"}, Bcc: []string{"boss@agents.test"}, Subject: "e", Text: "e"}, nil},
-			{"hidden at an address that is nobody's", mail.Draft{To: []string{"bob@globex.example"}, Bcc: []string{"free@agents.test"}, Subject: "e2", Text: "e"}, []string{"hidden_recipient:free@agents.test"}},
+			{"hidden recipient at an unused address", mail.Draft{To: []string{"bob@globex.example"}, Bcc: []string{"free@agents.test"}, Subject: "e2", Text: "e"}, []string{"hidden_recipient:free@agents.test"}},
 			{"hidden, an inbox of another project", mail.Draft{To: []string{"bob@globex.example"}, Bcc: []string{"Eve@agents.test"}, Subject: "e3", Text: "e"}, []string{"hidden_recipient:Eve@agents.test"}},
 			{"another account", mail.Draft{To: []string{"bob@globex.example"}, Subject: "f", Text: "Pay to GB82 WEST 1234 5698 7654 32"}, []string{"second_account:GB…5432"}},
 			{"two accounts", mail.Draft{

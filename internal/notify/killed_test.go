@@ -214,7 +214,7 @@ func TestKilledServerSendsNothingTwice(t *testing.T) {
 			}
 			lost++
 			if got := f.count(`select count(*) from notice where action_id = $1 and channel = $2 and state = 'sending'`, a.ID, channel); got != 1 {
-				t.Errorf("%s was not told of %s, which was not being sent when the server was killed", channel, a.ID)
+				t.Errorf("%s got no notice of %s, which was not being sent when the server was killed", channel, a.ID)
 			}
 		}
 	}

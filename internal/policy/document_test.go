@@ -55,7 +55,7 @@ func TestParseRefuses(t *testing.T) {
 		{"brackets without end", "rules: " + strings.Repeat("[", 10000), []string{"nested"}},
 		{"too many rules", "rules:\n" + strings.Repeat("  - {}\n", policy.MaxClauses+1), []string{"201", "at most 200"}},
 		{"a zone that is none", "zone: Mars/Olympus\nrules: []\n", []string{"line 1", "zone", "Europe/Berlin"}},
-		{"a grave kind that is none", "grave: [lookalike, lookalikes]\nrules: []\n", []string{"line 1", "grave[1]", "lookalikes", "must be a kind of finding: lookalike, hidden_recipient"}},
+		{"an unknown kind of finding in grave", "grave: [lookalike, lookalikes]\nrules: []\n", []string{"line 1", "grave[1]", "lookalikes", "must be a kind of finding: lookalike, hidden_recipient"}},
 		{"a grave kind twice", "grave:\n  - secret\n  - secret\nrules: []\n", []string{"line 3", "grave[1]", "in the list already"}},
 		{"grave in one word", "grave: lookalike\nrules: []\n", []string{"line 1", "grave", "list"}},
 		{"grave as a map", "grave: {lookalike: true}\nrules: []\n", []string{"line 1", "grave", "list"}},

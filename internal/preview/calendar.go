@@ -241,7 +241,7 @@ func alarmMeans(action string) string {
 	case "AUDIO":
 		return "plays a sound"
 	case "EMAIL":
-		return "sends an email by itself"
+		return "sends an email without asking"
 	case "PROCEDURE":
 		return "runs a program"
 	}

@@ -9,8 +9,8 @@ import (
 	"postern/internal/storetest"
 )
 
-// TestLooserPolicyIsNoticed: the reviewer of a change is told of each way in which the new
-// version asks less. The attack: a change that looks like a tidy-up takes the second factor,
+// TestLooserPolicyIsNoticed: the reviewer of a change sees each way in which the new version
+// asks less. The attack: a change that looks like a tidy-up takes the second factor,
 // the tick of a finding or the second person away.
 func TestLooserPolicyIsNoticed(t *testing.T) {
 	const before = "version: 1\ngrave: [lookalike, secret]\nrules:\n  - id: money\n    then: ask\n    step_up: true\n    approvers: 2\n    who: ['role:owner']\n    within: 1h\n"
