@@ -112,3 +112,23 @@ func TestCastsAreEncrypted(t *testing.T) {
 		t.Error("recordings without a key")
 	}
 }
+
+// FuzzCast opens recordings that somebody changed in the data directory: what opens is the
+// beginning of what was recorded.
+func FuzzCast(f *testing.F) {
+	c, err := NewCasts(slog.New(slog.DiscardHandler), f.TempDir(), []byte(castKey))
+	if err != nil {
+		f.Fatal(err)
+	}
+	const name = "i-1.cast"
+	first, second := c.seal(name, 0, []byte("one")), c.seal(name, 1, []byte("two"))
+	whole := slices.Concat([]byte(castForm), first, second)
+	for _, b := range [][]byte{nil, []byte(castForm), whole, whole[:len(whole)-3], slices.Concat([]byte(castForm), second, first), slices.Concat([]byte(castForm), first, first), append(whole, 0xff, 0xff, 0xff, 0xff)} {
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if got, err := c.open(name, b); err == nil && !strings.HasPrefix("one\ntwo\n", string(got)) {
+			t.Errorf("%q opens as %q", b, got)
+		}
+	})
+}
