@@ -84,7 +84,8 @@ func (s putOffHandlers) snooze(w http.ResponseWriter, r *http.Request, who auth.
 		return err
 	}
 	return s.thenNext(w, r, who, id, func(ctx context.Context) error {
-		return s.gate.Snooze(ctx, who, id, m.At, m.Value == "answer")
+		_, err := s.gate.Snooze(ctx, who, id, m.At, m.Value == "answer")
+		return err
 	})
 }
 

@@ -20,31 +20,33 @@ type notifyServer struct {
 }
 
 func (s notifyServer) routes() []route {
-	return slices.Concat(s.settingRoutes(), []route{
+	out := slices.Concat(s.settingRoutes(), []route{
 		{"GET", "/v1/notify", 0, s.listReaches},
 		{"POST", "/v1/notify/test", maxBody, s.testNotify},
 		{"POST", "/v1/notify/telegram", maxBody, s.telegramCode},
 		{"DELETE", "/v1/notify/telegram/{person}", 0, s.telegramUnlink},
 	})
+	for i := range out {
+		out[i].serve = s.forPeople(out[i].serve)
+	}
+	return out
 }
 
-// notifier returns what tells people, for a person.
-func (s notifyServer) notifier(c caller) (*notify.Notifier, error) {
-	if c.Kind != auth.Person {
-		return nil, fmt.Errorf("only a person manages how people are notified: %w", auth.ErrForbidden)
+// forPeople serves people alone, and only if this server notifies anybody.
+func (s notifyServer) forPeople(serve handler) handler {
+	return func(w http.ResponseWriter, r *http.Request, c caller) error {
+		if c.Kind != auth.Person {
+			return fmt.Errorf("only a person manages how people are notified: %w", auth.ErrForbidden)
+		}
+		if s.notify == nil {
+			return fmt.Errorf("%w: the server tells nobody of what waits: start it with --notify-from or --telegram-token", errNotOffered)
+		}
+		return serve(w, r, c)
 	}
-	if s.notify == nil {
-		return nil, fmt.Errorf("%w: the server tells nobody of what waits: start it with --notify-from or --telegram-token", errNotOffered)
-	}
-	return s.notify, nil
 }
 
 func (s notifyServer) listReaches(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
-	list, err := n.Channels(r.Context(), c.Principal)
+	list, err := s.notify.Channels(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -52,7 +54,7 @@ func (s notifyServer) listReaches(w http.ResponseWriter, r *http.Request, c call
 	for _, p := range list {
 		people = append(people, api.NotifyChannels{Person: p.Name, Role: api.Role(p.Role), Email: p.Email, Telegram: p.Telegram, LinkedAt: moment(p.Linked), Failed: p.Failed})
 	}
-	answer(w, http.StatusOK, api.NotifyStatus{Mail: n.On(notify.Mail), Telegram: n.On(notify.Telegram), People: people})
+	answer(w, http.StatusOK, api.NotifyStatus{Mail: s.notify.On(notify.Mail), Telegram: s.notify.On(notify.Telegram), People: people})
 	return nil
 }
 
@@ -81,15 +83,11 @@ func checkPerson(name string) error {
 }
 
 func (s notifyServer) testNotify(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
 	name, err := aPerson(r)
 	if err != nil {
 		return err
 	}
-	list, err := n.SendTest(r.Context(), c.Principal, name)
+	list, err := s.notify.SendTest(r.Context(), c.Principal, name)
 	if err != nil {
 		return err
 	}
@@ -102,15 +100,11 @@ func (s notifyServer) testNotify(w http.ResponseWriter, r *http.Request, c calle
 }
 
 func (s notifyServer) telegramCode(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
 	name, err := aPerson(r)
 	if err != nil {
 		return err
 	}
-	code, bot, err := n.Code(r.Context(), c.Principal, name)
+	code, bot, err := s.notify.Code(r.Context(), c.Principal, name)
 	if err != nil {
 		return err
 	}
@@ -119,15 +113,11 @@ func (s notifyServer) telegramCode(w http.ResponseWriter, r *http.Request, c cal
 }
 
 func (s notifyServer) telegramUnlink(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
 	name, err := personInPath(r)
 	if err != nil {
 		return err
 	}
-	if err := n.Unlink(r.Context(), c.Principal, name); err != nil {
+	if err := s.notify.Unlink(r.Context(), c.Principal, name); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -55,9 +55,9 @@ func settingsIn(in api.NotifySettings) (notify.Settings, error) {
 	return out, nil
 }
 
-// answerSettings answers with the caller's settings as they are now.
-func (s notifyServer) answerSettings(w http.ResponseWriter, r *http.Request, c caller, n *notify.Notifier) error {
-	own, isOwn, project, err := n.Settings(r.Context(), c.Principal)
+// getSettings answers with the caller's settings as they are now.
+func (s notifyServer) getSettings(w http.ResponseWriter, r *http.Request, c caller) error {
+	own, isOwn, project, err := s.notify.Settings(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -65,14 +65,6 @@ func (s notifyServer) answerSettings(w http.ResponseWriter, r *http.Request, c c
 		NotifySettings: settingsOf(project), EscalateMinutes: project.EscalateAfter, EscalateTo: append([]string{}, project.EscalateTo...),
 	}})
 	return nil
-}
-
-func (s notifyServer) getSettings(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
-	return s.answerSettings(w, r, c, n)
 }
 
 // mayOwn refuses the operator, who has no account whose settings these could be.
@@ -84,10 +76,6 @@ func mayOwn(c caller, what string) error {
 }
 
 func (s notifyServer) setOwn(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
 	if err := mayOwn(c, "own settings"); err != nil {
 		return err
 	}
@@ -99,21 +87,17 @@ func (s notifyServer) setOwn(w http.ResponseWriter, r *http.Request, c caller) e
 	if err != nil {
 		return err
 	}
-	if err := n.SetOwn(r.Context(), c.Principal, &v); err != nil {
+	if err := s.notify.SetOwn(r.Context(), c.Principal, &v); err != nil {
 		return err
 	}
-	return s.answerSettings(w, r, c, n)
+	return s.getSettings(w, r, c)
 }
 
 func (s notifyServer) dropOwn(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
 	if err := mayOwn(c, "own settings"); err != nil {
 		return err
 	}
-	if err := n.SetOwn(r.Context(), c.Principal, nil); err != nil {
+	if err := s.notify.SetOwn(r.Context(), c.Principal, nil); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -121,10 +105,6 @@ func (s notifyServer) dropOwn(w http.ResponseWriter, r *http.Request, c caller) 
 }
 
 func (s notifyServer) setProject(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
 	var in api.ProjectNotifySettings
 	if err := door.Decode(r, &in); err != nil {
 		return err
@@ -134,10 +114,10 @@ func (s notifyServer) setProject(w http.ResponseWriter, r *http.Request, c calle
 		return err
 	}
 	v.EscalateAfter, v.EscalateTo = in.EscalateMinutes, in.EscalateTo
-	if err := n.SetProject(r.Context(), c.Principal, v); err != nil {
+	if err := s.notify.SetProject(r.Context(), c.Principal, v); err != nil {
 		return err
 	}
-	return s.answerSettings(w, r, c, n)
+	return s.getSettings(w, r, c)
 }
 
 func roomOf(r notify.Room) api.NotifyRoom {
@@ -145,11 +125,7 @@ func roomOf(r notify.Room) api.NotifyRoom {
 }
 
 func (s notifyServer) listRooms(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
-	list, err := n.Rooms(r.Context(), c.Principal)
+	list, err := s.notify.Rooms(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -158,15 +134,11 @@ func (s notifyServer) listRooms(w http.ResponseWriter, r *http.Request, c caller
 }
 
 func (s notifyServer) addRoom(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
 	var in api.NewNotifyRoom
 	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
-	room, err := n.AddRoom(r.Context(), c.Principal, notify.NewRoom{
+	room, err := s.notify.AddRoom(r.Context(), c.Principal, notify.NewRoom{
 		Kind: notify.Channel(in.Kind), Name: in.Name, Channel: in.Channel, Token: auth.Secret(in.Token), Signing: auth.Secret(in.SigningSecret), URL: auth.Secret(in.URL),
 	})
 	if err != nil {
@@ -177,15 +149,11 @@ func (s notifyServer) addRoom(w http.ResponseWriter, r *http.Request, c caller) 
 }
 
 func (s notifyServer) testRoom(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
 	id, err := id(r)
 	if err != nil {
 		return err
 	}
-	t, err := n.TestRoom(r.Context(), c.Principal, id)
+	t, err := s.notify.TestRoom(r.Context(), c.Principal, id)
 	if err != nil {
 		return err
 	}
@@ -194,15 +162,11 @@ func (s notifyServer) testRoom(w http.ResponseWriter, r *http.Request, c caller)
 }
 
 func (s notifyServer) removeRoom(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
 	id, err := id(r)
 	if err != nil {
 		return err
 	}
-	if err := n.RemoveRoom(r.Context(), c.Principal, id); err != nil {
+	if err := s.notify.RemoveRoom(r.Context(), c.Principal, id); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -210,11 +174,7 @@ func (s notifyServer) removeRoom(w http.ResponseWriter, r *http.Request, c calle
 }
 
 func (s notifyServer) listDevices(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
-	list, err := n.Devices(r.Context(), c.Principal)
+	list, err := s.notify.Devices(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -225,15 +185,11 @@ func (s notifyServer) listDevices(w http.ResponseWriter, r *http.Request, c call
 }
 
 func (s notifyServer) removeDevice(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
 	id, err := id(r)
 	if err != nil {
 		return err
 	}
-	if err := n.RemoveDevice(r.Context(), c.Principal, id); err != nil {
+	if err := s.notify.RemoveDevice(r.Context(), c.Principal, id); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -245,11 +201,7 @@ func slackAccountOf(a notify.SlackAccount) api.SlackAccount {
 }
 
 func (s notifyServer) slackLink(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
-	a, err := n.SlackLink(r.Context(), c.Principal)
+	a, err := s.notify.SlackLink(r.Context(), c.Principal)
 	if err != nil {
 		return err
 	}
@@ -258,15 +210,11 @@ func (s notifyServer) slackLink(w http.ResponseWriter, r *http.Request, c caller
 }
 
 func (s notifyServer) lookUpSlack(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
 	var in api.SlackCode
 	if err := door.Decode(r, &in); err != nil {
 		return err
 	}
-	a, err := n.SlackAccountOf(r.Context(), c.Principal, auth.Secret(in.Code))
+	a, err := s.notify.SlackAccountOf(r.Context(), c.Principal, auth.Secret(in.Code))
 	if err != nil {
 		return err
 	}
@@ -275,10 +223,6 @@ func (s notifyServer) lookUpSlack(w http.ResponseWriter, r *http.Request, c call
 }
 
 func (s notifyServer) linkSlack(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
 	if err := mayOwn(c, "account in Slack"); err != nil {
 		return err
 	}
@@ -289,29 +233,25 @@ func (s notifyServer) linkSlack(w http.ResponseWriter, r *http.Request, c caller
 	// The attack: somebody has a colleague send the attacker's code, and then decides in
 	// Slack as the colleague. So the request names the account too, as the lookup showed
 	// it. A code never changes its account.
-	a, err := n.SlackAccountOf(r.Context(), c.Principal, auth.Secret(in.Code))
+	a, err := s.notify.SlackAccountOf(r.Context(), c.Principal, auth.Secret(in.Code))
 	if err != nil {
 		return err
 	}
 	if in.Team != a.Team || in.User != a.User {
 		return fmt.Errorf("%w: user: the code is for another account in Slack than team and user name; POST /v1/notify/slack/lookup names it", errRequest)
 	}
-	if err := n.LinkSlack(r.Context(), c.Principal, auth.Secret(in.Code)); err != nil {
+	if err := s.notify.LinkSlack(r.Context(), c.Principal, auth.Secret(in.Code)); err != nil {
 		return err
 	}
 	return s.slackLink(w, r, c)
 }
 
 func (s notifyServer) unlinkSlack(w http.ResponseWriter, r *http.Request, c caller) error {
-	n, err := s.notifier(c)
-	if err != nil {
-		return err
-	}
 	name, err := personInPath(r)
 	if err != nil {
 		return err
 	}
-	if err := n.UnlinkSlack(r.Context(), c.Principal, name); err != nil {
+	if err := s.notify.UnlinkSlack(r.Context(), c.Principal, name); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

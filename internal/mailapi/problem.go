@@ -66,6 +66,7 @@ var kinds = map[string]kind{
 	"sign_in_failed":         {401, "Not signed in", "The name, the password or the code is not right, or the code was used already. Too many failures are refused for a while."},
 	"step_up_required":       {403, "Second factor needed", "Prove a second factor at POST /v1/session/step-up, with a code that was not used before, then ask again within ten minutes."},
 	"last_owner":             {409, "The last owner", "Make somebody else an owner first."},
+	"operator_linked":        {409, "The operator is linked to another account", "End that link first, with POST /v1/people/{id}/unlink-operator."},
 	"forbidden":              {403, "Not allowed", "This caller may not do this; the detail says who may. The answer is the same whether another inbox exists or not."},
 	"blocked_by_policy":      {403, "Blocked by policy", "A rule denies this email. Its id is the action that records it. Do not retry: ask a person."},
 	"not_found":              {404, "Not found", "It does not exist, or belongs to somebody else."},
@@ -134,8 +135,10 @@ func classify(err error) (code, detail string) {
 		return "sign_in_failed", detail
 	case errors.Is(err, auth.ErrStepUp):
 		return "step_up_required", detail
-	case errors.Is(err, people.ErrLastOwner), errors.Is(err, people.ErrOperatorLinked):
+	case errors.Is(err, people.ErrLastOwner):
 		return "last_owner", detail
+	case errors.Is(err, people.ErrOperatorLinked):
+		return "operator_linked", detail
 	case errors.Is(err, auth.ErrUnauthenticated):
 		return "unauthorized", "send a valid key in the header Authorization: Bearer, or in X-API-Key"
 	case errors.Is(err, mailbox.ErrConnect):

@@ -152,18 +152,11 @@ func (s queueServer) snooze(w http.ResponseWriter, r *http.Request, c caller) er
 	if in.Until == nil && !in.OnAnswer {
 		return fmt.Errorf("%w: until: is required without on_answer", errRequest)
 	}
-	if err := s.gate.Snooze(r.Context(), c.Principal, id, orZero(in.Until), in.OnAnswer); err != nil {
-		return err
-	}
-	list, err := s.gate.Snoozed(r.Context(), c.Principal)
+	z, err := s.gate.Snooze(r.Context(), c.Principal, id, orZero(in.Until), in.OnAnswer)
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(list, func(z oversight.Snooze) bool { return z.Action == id })
-	if i < 0 {
-		return fmt.Errorf("action %s was decided meanwhile: %w", id, oversight.ErrStale)
-	}
-	answer(w, http.StatusOK, snoozeOf(list[i]))
+	answer(w, http.StatusOK, snoozeOf(z))
 	return nil
 }
 

@@ -125,7 +125,7 @@ func TestSnoozeIsOnePersons(t *testing.T) {
 		a := f.request(t, policy.Request{Subject: "later"})
 		bob := f.person
 		bob.ID = "bob"
-		if err := f.gate.Snooze(ctx, f.person, a.ID, time.Now().Add(time.Hour), false); err != nil {
+		if _, err := f.gate.Snooze(ctx, f.person, a.ID, time.Now().Add(time.Hour), false); err != nil {
 			t.Fatal(err)
 		}
 		if q := f.queue(oversight.QueueQuery{}); q.Waiting != 0 || q.Snoozed != 1 {
@@ -147,26 +147,26 @@ func TestSnoozeIsOnePersons(t *testing.T) {
 			t.Error("it is not back on the list")
 		}
 		for _, until := range []time.Time{{}, time.Now().Add(-time.Hour), a.Expires.Add(time.Hour)} {
-			if err := f.gate.Snooze(ctx, f.person, a.ID, until, false); !errors.Is(err, oversight.ErrSnooze) {
+			if _, err := f.gate.Snooze(ctx, f.person, a.ID, until, false); !errors.Is(err, oversight.ErrSnooze) {
 				t.Errorf("until %v: %v", until, err)
 			}
 		}
 		for name, who := range map[string]auth.Principal{"its agent": f.agent, "a viewer": {Kind: auth.Person, Role: auth.Viewer, ID: "eve", Project: f.person.Project}} {
-			if err := f.gate.Snooze(ctx, who, a.ID, time.Now().Add(time.Hour), false); !errors.Is(err, auth.ErrForbidden) {
+			if _, err := f.gate.Snooze(ctx, who, a.ID, time.Now().Add(time.Hour), false); !errors.Is(err, auth.ErrForbidden) {
 				t.Errorf("%s puts it off: %v", name, err)
 			}
 			if err := f.gate.Assign(ctx, who, a.ID, "ann"); !errors.Is(err, auth.ErrForbidden) {
 				t.Errorf("%s assigns it: %v", name, err)
 			}
 		}
-		if err := f.gate.Snooze(ctx, f.stranger, a.ID, time.Now().Add(time.Hour), false); !errors.Is(err, store.ErrNotFound) {
+		if _, err := f.gate.Snooze(ctx, f.stranger, a.ID, time.Now().Add(time.Hour), false); !errors.Is(err, store.ErrNotFound) {
 			t.Errorf("another project puts it off: %v", err)
 		}
 		if err := f.gate.Assign(ctx, f.person, a.ID, "nobody"); !errors.Is(err, oversight.ErrAssign) {
 			t.Errorf("assigned to nobody of the project: %v", err)
 		}
 		// It comes back when its agent writes it anew.
-		if err := f.gate.Snooze(ctx, f.person, a.ID, time.Time{}, true); err != nil {
+		if _, err := f.gate.Snooze(ctx, f.person, a.ID, time.Time{}, true); err != nil {
 			t.Fatal(err)
 		}
 		err := db.Update(ctx, func(tx *store.Tx) error {

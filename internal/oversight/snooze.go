@@ -33,14 +33,14 @@ type Snooze struct {
 
 // Snooze hides a pending action from who's queue until a time, at most 30 days ahead and
 // not after it expires. Everybody else still sees it, and its expiry does not change. With
-// onAnswer it also comes back when its agent revises it; until may then be zero. It returns
-// [ErrSnooze], [ErrStale] if the action is not pending, [auth.ErrForbidden] or
+// onAnswer it also comes back when its agent revises it; until may then be zero. The error
+// wraps [ErrSnooze], [ErrStale] if the action is not pending, [auth.ErrForbidden] or
 // [store.ErrNotFound].
-func (g *Gate) Snooze(ctx context.Context, who auth.Principal, id string, until time.Time, onAnswer bool) error {
+func (g *Gate) Snooze(ctx context.Context, who auth.Principal, id string, until time.Time, onAnswer bool) (z Snooze, err error) {
 	if !who.Decides() {
-		return fmt.Errorf("%s has no list of actions: only a person who reviews has: %w", who, auth.ErrForbidden)
+		return z, fmt.Errorf("%s has no list of actions: only a person who reviews has: %w", who, auth.ErrForbidden)
 	}
-	return g.UpdateAction(ctx, who, id, func(tx *store.Tx) error {
+	err = g.UpdateAction(ctx, who, id, func(tx *store.Tx) error {
 		a, err := g.waiting(ctx, tx, who, id)
 		if err != nil {
 			return err
@@ -64,12 +64,14 @@ func (g *Gate) Snooze(ctx context.Context, who auth.Principal, id string, until 
 		if !fresh {
 			return fmt.Errorf("snooze %s: %w", id, ErrSnooze)
 		}
-		f := audit.Fields{"until": stored(end).Format(time.RFC3339)}
+		z = Snooze{Action: id, Until: stored(end), OnAnswer: onAnswer, At: stored(now)}
+		f := audit.Fields{"until": z.Until.Format(time.RFC3339)}
 		if onAnswer {
 			f["on_answer"] = "true"
 		}
 		return audit.Append(ctx, tx, who, audit.ActionSnooze, id, f)
 	})
+	return z, err
 }
 
 // Unsnooze ends who's snooze of an action, if there is one.

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"net/mail"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -197,10 +198,9 @@ func (p *People) List(ctx context.Context, who auth.Principal) (out []Person, er
 			return err
 		}
 		roll, err := auth.ReadRoll(ctx, tx, who.Project, time.Now())
-		for i := range out {
-			if l := roll.Link(); l.Person == personal(out[i].Name) {
-				out[i].Operator = l
-			}
+		l := roll.Link()
+		if i := slices.IndexFunc(out, func(p Person) bool { return personal(p.Name) == l.Person }); i >= 0 {
+			out[i].Operator = l
 		}
 		return err
 	})
