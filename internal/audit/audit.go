@@ -248,13 +248,12 @@ var ErrUnsealed = errors.New("the entry was not written by this server")
 // of tx. It returns [store.ErrNotFound] if there is none, and [ErrUnsealed] if
 // this server did not write it.
 func Last(ctx context.Context, tx *store.Tx, object string, verbs []Verb) (Entry, error) {
-	args, marks := []any{object}, make([]string, len(verbs))
-	for i, v := range verbs {
+	args := []any{object}
+	for _, v := range verbs {
 		args = append(args, v)
-		marks[i] = "$" + strconv.Itoa(i+2)
 	}
 	// The index on object serves this query; without it the whole record is read.
-	in := `where object = $1 and verb in (` + strings.Join(marks, ", ") + `)`
+	in := `where object = $1 and verb in (` + store.Places(2, len(verbs)) + `)`
 	query := `select 0, seq, at, project_id, actor, verb, object, detail, prev, hash, seal, tx, n from audit_entry ` + in + ` order by seq desc limit 1`
 	if tx.Concurrent() {
 		// What is pending is newer than what is in the chain. One statement reads both:
@@ -436,12 +435,11 @@ func (q Query) where() (string, []any) {
 		prefix("verb", q.Verb)
 	}
 	list := func(column string, values []string) string {
-		marks := make([]string, len(values))
-		for i, v := range values {
+		first := len(args) + 1
+		for _, v := range values {
 			args = append(args, v)
-			marks[i] = "$" + strconv.Itoa(len(args))
 		}
-		return column + " in (" + strings.Join(marks, ", ") + ")"
+		return column + " in (" + store.Places(first, len(values)) + ")"
 	}
 	if len(q.Verbs) > 0 {
 		verbs := make([]string, len(q.Verbs))

@@ -97,19 +97,11 @@ func (c *Admission) Show(a oversight.Action) (oversight.View, error) {
 		oversight.PanelRow{Name: "Allows", Value: "any number of connections to this host and port, with any protocol. Code may send and read anything there.", Warn: true},
 		oversight.PanelRow{Name: "Sandbox", Value: d.Sandbox, Note: "this sandbox alone"},
 		oversight.PanelRow{Name: "Template", Value: d.Template},
-		oversight.PanelRow{Name: "Until", Value: plural(int(oversight.PassTime/time.Minute), "minute") + " after the approval", Note: "a kill switch or a rule that denies ends it sooner"},
+		oversight.PanelRow{Name: "Until", Value: fmt.Sprintf("%.0f minutes after the approval", oversight.PassTime.Minutes()), Note: "a kill switch or a rule that denies ends it sooner"},
 	)
 	v.InPanel = true
 	v.Unknown(unknown)
 	return v, nil
-}
-
-// plural returns "60 minutes" or "1 minute".
-func plural(n int, unit string) string {
-	if n != 1 {
-		unit += "s"
-	}
-	return strconv.Itoa(n) + " " + unit
 }
 
 // portNames returns the protocol that servers on a port usually speak; it is empty if

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"html/template"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -187,15 +186,10 @@ func selectIn[T any](ctx context.Context, tx *store.Tx, scan func(func(...any) e
 		part := ids[:min(len(ids), most)]
 		ids = ids[len(part):]
 		args := []any{project}
-		var list strings.Builder
-		for i, id := range part {
-			if i > 0 {
-				list.WriteByte(',')
-			}
-			list.WriteString("$" + strconv.Itoa(i+2))
+		for _, id := range part {
 			args = append(args, id)
 		}
-		rows, err := store.List(ctx, tx, scan, query+"("+list.String()+")", args...)
+		rows, err := store.List(ctx, tx, scan, query+"("+store.Places(2, len(part))+")", args...)
 		if err != nil {
 			return nil, err
 		}

@@ -195,14 +195,8 @@ func (s actionHandlers) arrived(r *http.Request, who auth.Principal, v *actionPa
 	if v.Kind != policy.KindReceive || v.State != oversight.Pending || v.Unshown != "" || v.Changed {
 		return nil
 	}
-	id := ""
-	for _, p := range v.View.Panels {
-		if i := slices.IndexFunc(p.Rows, func(row oversight.PanelRow) bool { return row.Name == "Message" }); i >= 0 {
-			id = p.Rows[i].Value
-		}
-	}
 	senders, _, err := s.senders(r, who)
-	if m, seen := senders[id]; err == nil && seen {
+	if m, seen := senders[mailbox.ArrivedMessage(&v.Action)]; err == nil && seen {
 		v.View.Panels = slices.Insert(v.View.Panels, 0, oversight.Panel{Name: "Sender and subject, by your grant", Form: oversight.FormFacts, Rows: []oversight.PanelRow{
 			{Name: "From", Value: m.From, Field: "-"}, {Name: "Subject", Value: or(m.Subject, "(no subject)"), Field: "-"},
 		}})

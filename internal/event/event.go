@@ -17,7 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"postern/internal/auth"
@@ -207,12 +206,11 @@ func Unrouted(ctx context.Context, tx *store.Tx, limit int) ([]Event, error) {
 // at a time may do so.
 func Routed(ctx context.Context, tx *store.Tx, es []Event) error {
 	for chunk := range slices.Chunk(es, maxInsertRows) {
-		in, args := make([]string, len(chunk)), []any{store.Time(time.Now())}
-		for i, e := range chunk {
+		args := []any{store.Time(time.Now())}
+		for _, e := range chunk {
 			args = append(args, e.ID)
-			in[i] = fmt.Sprintf("$%d", len(args))
 		}
-		if _, err := tx.ExecContext(ctx, `update event set routed_at = $1 where id in (`+strings.Join(in, ", ")+`)`, args...); err != nil {
+		if _, err := tx.ExecContext(ctx, `update event set routed_at = $1 where id in (`+store.Places(2, len(chunk))+`)`, args...); err != nil {
 			return fmt.Errorf("record events as routed: %w", err)
 		}
 	}

@@ -84,12 +84,10 @@ const maxInsertRows = 500
 func OfInbox(ctx context.Context, tx *store.Tx, inbox string, after int64, limit int, types ...Type) ([]Event, error) {
 	where, args := `where inbox_id = $1 and seq > $2`, []any{inbox, after, limit}
 	if len(types) > 0 {
-		var in []string
+		where += ` and type in (` + store.Places(len(args)+1, len(types)) + `)`
 		for _, t := range types {
 			args = append(args, t)
-			in = append(in, fmt.Sprintf("$%d", len(args)))
 		}
-		where += ` and type in (` + strings.Join(in, ", ") + `)`
 	}
 	return list(ctx, tx, where+` order by seq limit $3`, args...)
 }
@@ -122,11 +120,11 @@ func SeqOf(ctx context.Context, tx *store.Tx, inbox, id string) (seq int64, err 
 func Heads(ctx context.Context, tx *store.Tx, inboxes []string) (map[string]int64, error) {
 	heads := make(map[string]int64, len(inboxes))
 	for chunk := range slices.Chunk(inboxes, maxInsertRows) {
-		in, args := make([]string, len(chunk)), make([]any, len(chunk))
+		args := make([]any, len(chunk))
 		for i, inbox := range chunk {
-			in[i], args[i] = fmt.Sprintf("$%d", i+1), inbox
+			args[i] = inbox
 		}
-		_, err := store.List(ctx, tx, scanHead(heads), `select inbox_id, seq from event_number where inbox_id in (`+strings.Join(in, ", ")+`)`, args...)
+		_, err := store.List(ctx, tx, scanHead(heads), `select inbox_id, seq from event_number where inbox_id in (`+store.Places(1, len(chunk))+`)`, args...)
 		if err != nil {
 			return nil, fmt.Errorf("find new events: %w", err)
 		}

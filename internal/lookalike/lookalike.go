@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -91,7 +90,7 @@ func (r *Register) Find(ctx context.Context, tx *store.Tx, q Query) (out []polic
 		// What is below a known domain may still contain the name of another one. The attack:
 		// a person approves mail to evil.example, and the next one goes to
 		// globex.com.evil.example; or both are recipients of one mail.
-		if _, seen := names[n.Host]; seen || n.Host == "" || below(n.Host, q.Own) || n.Host == name && r.trusted.has(q.Project, name) {
+		if _, seen := names[n.Host]; seen || n.Host == "" || Below(n.Host, q.Own) || n.Host == name && r.trusted.has(q.Project, name) {
 			continue
 		}
 		if len(hosts) == MaxNames {
@@ -120,8 +119,9 @@ func (r *Register) Find(ctx context.Context, tx *store.Tx, q Query) (out []polic
 	return out, nil
 }
 
-// below reports whether a host is one of the domains, or below it.
-func below(host string, domains []string) bool {
+// Below reports whether a host is one of the domains, or below it. Empty domains count for
+// nothing. All are in ASCII and lower case.
+func Below(host string, domains []string) bool {
 	return slices.ContainsFunc(domains, func(d string) bool { return d != "" && (host == d || strings.HasSuffix(host, "."+d)) })
 }
 
@@ -170,12 +170,10 @@ func (r *Register) known(ctx context.Context, tx *store.Tx, project string, keys
 	slices.Sort(keys)
 	for chunk := range slices.Chunk(slices.Compact(keys), maxKeys) {
 		args := []any{project}
-		places := make([]string, len(chunk))
-		for i, k := range chunk {
+		for _, k := range chunk {
 			args = append(args, k)
-			places[i] = "$" + strconv.Itoa(i+2)
 		}
-		rows, err := tx.Rows(ctx, Sealed(), false, `project_id = $1 and look in (`+strings.Join(places, ", ")+`)`, args...)
+		rows, err := tx.Rows(ctx, Sealed(), false, `project_id = $1 and look in (`+store.Places(2, len(chunk))+`)`, args...)
 		if err != nil {
 			return nil, fmt.Errorf("read known domains: %w", err)
 		}

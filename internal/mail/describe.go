@@ -151,7 +151,7 @@ func describe(e Envelope, m Message, stored bool) Summary {
 	}
 	for _, r := range e.To {
 		if !isASCII(r) {
-			note("a recipient has letters outside ASCII: " + r + ", which is " + wireForm(r))
+			note(foreignRecipient + r + spelled + wireForm(r))
 		}
 	}
 	// Their text is shown below.

@@ -191,12 +191,32 @@ func encodedFiles(text string) (names []string) {
 // alike are letters of other scripts that look like Latin ones.
 const alike = "аеорсухіјѕԁһӏԛԝкмтвнгАВЕКМНОРСТУХІЈЅԌԜһΑΒΕΖΗΙΚΜΝΟΡΤΥΧονικυωρταγӀ"
 
+// Parts of the notes that say that an address has letters outside of ASCII.
+const (
+	foreignRecipient = "a recipient has letters outside ASCII: "
+	spelled          = ", which is "
+	foreignAddress   = "the address "
+	foreignSays      = " has letters outside ASCII; programs also write it as "
+	foreignIn        = " an address has letters outside ASCII: "
+)
+
+// NotesForeign reports whether a note says no more than that this address has letters
+// outside of ASCII. It compares the whole form of the note. The attack: the name beside
+// another address reads like such a note, so that a warning about it is dropped.
+func NotesForeign(note, address string) bool {
+	note, address = strings.ToLower(note), strings.ToLower(address)
+	in := strings.ToLower(foreignIn)
+	return strings.HasPrefix(note, strings.ToLower(foreignRecipient)+address+spelled) ||
+		strings.HasPrefix(note, foreignAddress+address+strings.ToLower(foreignSays)) ||
+		strings.HasPrefix(note, "in ") && (strings.HasSuffix(note, in+address) || strings.Contains(note, in) && strings.HasSuffix(note, " <"+address+">"))
+}
+
 // foreign describes the spelling of an address that may look like another one:
 // its domain has non-ASCII letters, or a word of its name mixes scripts or consists
 // of letters that look like Latin ones. For other addresses it returns nothing.
 func foreign(a Address) string {
 	if !isASCII(a.Addr) {
-		return "the address " + a.Addr + " has letters outside ASCII; programs also write it as " + wireForm(a.Addr)
+		return foreignAddress + a.Addr + foreignSays + wireForm(a.Addr)
 	}
 	for _, w := range strings.FieldsFunc(a.Name, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsMark(r) }) {
 		latin, like, other := 0, 0, 0

@@ -122,7 +122,7 @@ func (m *Message) readHeader(fields []field) {
 				m.warn("in %s a name looks like another address: %s", l.name, a)
 			}
 			if !isASCII(a.Addr) {
-				m.warn("in %s an address has letters outside ASCII: %s", l.name, a)
+				m.warn("in %s"+foreignIn+"%s", l.name, a)
 			}
 		}
 	}

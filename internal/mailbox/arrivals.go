@@ -234,6 +234,14 @@ func (x arrivalExecutor) Show(a oversight.Action) (oversight.View, error) {
 	return view, nil
 }
 
+// ArrivedMessage returns the ID of the held message that an action of kind [ReceiveKind] asks
+// about; it is empty if the payload cannot be read.
+func ArrivedMessage(a *oversight.Action) string {
+	var v arrival
+	_ = json.Unmarshal(a.Payload, &v) // then it is empty
+	return v.Message
+}
+
 // CheckMeans describes a check of a sender, "spf" or "dkim", for people. It is empty if name
 // is none.
 func CheckMeans(name string) string {

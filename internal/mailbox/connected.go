@@ -354,7 +354,7 @@ func (m *PostOffice) noteChange(ctx context.Context, tx *store.Tx, inbox string,
 	for _, id := range ids {
 		args = append(args, id)
 	}
-	_, err := tx.ExecContext(ctx, `update connected_message set dirty = dirty + 1 where inbox_id = $1 and message_id in (`+places(2, len(ids))+`)`, args...)
+	_, err := tx.ExecContext(ctx, `update connected_message set dirty = dirty + 1 where inbox_id = $1 and message_id in (`+store.Places(2, len(ids))+`)`, args...)
 	if err != nil {
 		return fmt.Errorf("note change for the provider: %w", err)
 	}

@@ -162,10 +162,7 @@ func (m *PostOffice) strange(ctx context.Context, tx *store.Tx, b directory.Inbo
 }
 
 // inside reports whether an address is in one of the domains, or below it.
-func inside(address string, domains []string) bool {
-	host := hostOf(address)
-	return host != "" && slices.ContainsFunc(domains, func(d string) bool { return d != "" && (host == d || strings.HasSuffix(host, "."+d)) })
-}
+func inside(address string, domains []string) bool { return lookalike.Below(hostOf(address), domains) }
 
 // hostOf returns the domain of an address in ASCII and lower case, or as it is.
 func hostOf(address string) string {
@@ -245,8 +242,8 @@ func (m *PostOffice) accountHash(inbox, number string) string {
 }
 
 // learn notes the recipients and accounts of mail that left. Only what a person approved,
-// or an allow list has, counts as known. The attack: an inbox that sends by itself
-// writes to a lookalike once, so that no inbox is warned of it.
+// or an allow list has, counts as known. The attack: an inbox that sends without review
+// writes to a lookalike once, so that no inbox gets a finding about it.
 func (m *PostOffice) learn(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	if a.State != oversight.Done || a.Kind != SendKind || len(a.Request.To) == 0 {
 		return nil
@@ -328,20 +325,12 @@ func moneyWords(text string) (out []string) {
 // unsaid returns the notes that do not repeat a finding: that the domain of a recipient has
 // letters outside of ASCII is said once. A note about letters before the @ stays.
 func unsaid(notes, to []string, findings []policy.Finding) []string {
-	about := func(note, address string) bool {
-		note, address = strings.ToLower(note), strings.ToLower(address)
-		// The whole form of the note, so that the name beside another address cannot have it
-		// dropped.
-		return strings.HasPrefix(note, "a recipient has letters outside ascii: "+address+", which is ") ||
-			strings.HasPrefix(note, "the address "+address+" has letters outside ascii; ") ||
-			strings.HasPrefix(note, "in ") && (strings.HasSuffix(note, " an address has letters outside ascii: "+address) || strings.Contains(note, " an address has letters outside ascii: ") && strings.HasSuffix(note, " <"+address+">"))
-	}
 	for _, address := range to {
 		local, _, _ := strings.Cut(address, "@")
 		host := hostOf(address)
 		ascii := !strings.ContainsFunc(local, func(r rune) bool { return r > unicode.MaxASCII })
 		if ascii && slices.ContainsFunc(findings, func(f policy.Finding) bool { return f.Kind == policy.FindLookalike && hostOf(f.Subject) == host }) {
-			notes = slices.DeleteFunc(notes, func(n string) bool { return about(n, address) })
+			notes = slices.DeleteFunc(notes, func(n string) bool { return mail.NotesForeign(n, address) })
 		}
 	}
 	return notes

@@ -432,7 +432,7 @@ func (x *Index) putSegment(ctx context.Context, k *seal.Key, entries []*indexed,
 				return errors.Join(err, errRetry)
 			}
 		}
-		res, err := tx.ExecContext(ctx, `update message set segment_id = $2 where segment_id = $1 and id in (`+places(3, len(entries))+`)`, args...)
+		res, err := tx.ExecContext(ctx, `update message set segment_id = $2 where segment_id = $1 and id in (`+store.Places(3, len(entries))+`)`, args...)
 		if err != nil {
 			return err
 		}

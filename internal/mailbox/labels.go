@@ -156,7 +156,7 @@ func readLabels(ctx context.Context, tx *store.Tx, inbox string, ids []string) (
 		args = append(args, id)
 	}
 	// The inbox is compared here: SQLite would else go through all of it.
-	rows, err := tx.QueryContext(ctx, `select id, inbox_id, at, labels from message where id in (`+places(1, len(ids))+`)`, args...)
+	rows, err := tx.QueryContext(ctx, `select id, inbox_id, at, labels from message where id in (`+store.Places(1, len(ids))+`)`, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -374,7 +374,7 @@ func removeMessages(ctx context.Context, tx *store.Tx, inbox, where string, most
 			freed += g.size
 		}
 	}
-	in := places(2, len(list))
+	in := store.Places(2, len(list))
 	for _, s := range []struct {
 		statement string
 		args      []any

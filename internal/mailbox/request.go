@@ -136,7 +136,7 @@ func (m *PostOffice) history(ctx context.Context, tx *store.Tx, inbox string, to
 			err = row(&hash, &c.sent, &c.received)
 			had[string(hash)] = c
 			return c, err
-		}, `select hash, sent, received from correspondent where inbox_id = $1 and hash in (`+places(2, len(chunk))+`)`, args...)
+		}, `select hash, sent, received from correspondent where inbox_id = $1 and hash in (`+store.Places(2, len(chunk))+`)`, args...)
 		if err != nil {
 			return policy.History{}, fmt.Errorf("read history of inbox %s: %w", inbox, err)
 		}

@@ -363,7 +363,7 @@ func (x *Index) byID(ctx context.Context, k *seal.Key, list []position) (ms []me
 		args = append(args, p.id)
 	}
 	err = x.db.View(ctx, func(tx *store.Tx) (err error) {
-		ms, err = scanMessages(ctx, tx, k, `select `+messageColumns+` from message m where m.id in (`+places(1, len(list))+`) order by m.at desc, m.id desc`, args...)
+		ms, err = scanMessages(ctx, tx, k, `select `+messageColumns+` from message m where m.id in (`+store.Places(1, len(list))+`) order by m.at desc, m.id desc`, args...)
 		return err
 	})
 	return slices.DeleteFunc(ms, func(msg message.Message) bool { return msg.Inbox != k.Inbox() }), err

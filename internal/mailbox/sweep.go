@@ -3,8 +3,6 @@ package mailbox
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"postern/internal/store"
@@ -66,9 +64,9 @@ func (m *PostOffice) Sweep(ctx context.Context, before time.Time) (removed int, 
 
 // named returns which of the blobs a row names.
 func (m *PostOffice) named(ctx context.Context, ids []string) (map[string]bool, error) {
-	places, args := make([]string, len(ids)), make([]any, len(ids))
+	args := make([]any, len(ids))
 	for i, id := range ids {
-		places[i], args[i] = "$"+strconv.Itoa(i+1), id
+		args[i] = id
 	}
 	named := map[string]bool{}
 	err := m.db.View(ctx, func(tx *store.Tx) error {
@@ -76,7 +74,7 @@ func (m *PostOffice) named(ctx context.Context, ids []string) (map[string]bool, 
 			if h.blob == "" {
 				continue
 			}
-			found, err := tx.Strings(ctx, `select `+h.blob+` from `+h.table+` where `+h.blob+` in (`+strings.Join(places, ", ")+`)`, args...)
+			found, err := tx.Strings(ctx, `select `+h.blob+` from `+h.table+` where `+h.blob+` in (`+store.Places(1, len(ids))+`)`, args...)
 			if err != nil {
 				return err
 			}

@@ -110,7 +110,7 @@ func knownRefs(ctx context.Context, tx *store.Tx, inbox string, refs [][]byte) (
 	for _, r := range refs {
 		args = append(args, r)
 	}
-	rows, err := tx.QueryContext(ctx, `select ref, thread_id from thread_ref where inbox_id = $1 and ref in (`+places(2, len(refs))+`)`, args...)
+	rows, err := tx.QueryContext(ctx, `select ref, thread_id from thread_ref where inbox_id = $1 and ref in (`+store.Places(2, len(refs))+`)`, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -125,18 +125,6 @@ func knownRefs(ctx context.Context, tx *store.Tx, inbox string, refs [][]byte) (
 		known[string(ref)] = thread
 	}
 	return known, rows.Err()
-}
-
-// places returns n parameters from $first on, "$2, $3".
-func places(first, n int) string {
-	var b strings.Builder
-	for i := range n {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		b.WriteString("$" + strconv.Itoa(first+i))
-	}
-	return b.String()
 }
 
 // Threads returns the threads of the inbox that k opens, the one with the
@@ -179,7 +167,7 @@ func newest(ctx context.Context, tx *store.Tx, k *seal.Key, page []message.Threa
 	}
 	ms, err := scanMessages(ctx, tx, k, `select `+messageColumns+` from thread t join message m on m.id =
 			(select n.id from message n where n.thread_id = t.id and n.inbox_id = $1 and n.trashed_at = 0 order by n.at desc, n.id desc limit 1)
-		where t.id in (`+places(2, len(page))+`)`, args...)
+		where t.id in (`+store.Places(2, len(page))+`)`, args...)
 	if err != nil {
 		return err
 	}

@@ -3,9 +3,7 @@ package oversight
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"postern/internal/auth"
@@ -23,11 +21,11 @@ func ApprovedBefore(ctx context.Context, tx *store.Tx, project string, before ti
 	if err != nil || len(ids) == 0 {
 		return nil, err
 	}
-	places, args := make([]string, len(ids)), make([]any, len(ids))
+	args := make([]any, len(ids))
 	for i, id := range ids {
-		places[i], args[i] = fmt.Sprintf("$%d", i+1), id
+		args[i] = id
 	}
-	rows, err := tx.Rows(ctx, sealedActions(), false, `id in (`+strings.Join(places, ", ")+`)`, args...)
+	rows, err := tx.Rows(ctx, sealedActions(), false, `id in (`+store.Places(1, len(ids))+`)`, args...)
 	if err != nil {
 		return nil, err
 	}

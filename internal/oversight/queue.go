@@ -306,12 +306,11 @@ func (out *Queue) page(ctx context.Context, tx *store.Tx, q QueueQuery, s *selec
 	if len(rows) == 0 {
 		return nil
 	}
-	ids, marks, byID := []any{}, []string{}, map[string]row{}
+	ids := make([]any, len(rows))
 	for i, r := range rows {
-		ids, marks = append(ids, r.id), append(marks, "$"+strconv.Itoa(i+1))
-		byID[r.id] = r
+		ids[i] = r.id
 	}
-	as, err := list(ctx, tx, `where id in (`+strings.Join(marks, ", ")+`)`, ids...)
+	as, err := list(ctx, tx, `where id in (`+store.Places(1, len(ids))+`)`, ids...)
 	if err != nil {
 		return err
 	}

@@ -173,20 +173,16 @@ func (g *Gate) Actions(ctx context.Context, who auth.Principal, q Query) (out []
 	}
 	if who.Kind != auth.Person {
 		args = append(args, who.String(), who.Inbox)
-		marks := []string{"$3"}
 		for _, inbox := range q.Inboxes {
 			args = append(args, inbox)
-			marks = append(marks, fmt.Sprintf("$%d", len(args)))
 		}
-		where += ` and (proposer = $2 or inbox_id <> '' and inbox_id in (` + strings.Join(marks, ", ") + `))`
+		where += ` and (proposer = $2 or inbox_id <> '' and inbox_id in (` + store.Places(3, 1+len(q.Inboxes)) + `))`
 	}
 	if len(q.States) > 0 {
-		marks := make([]string, len(q.States))
-		for i, s := range q.States {
+		where += ` and state in (` + store.Places(len(args)+1, len(q.States)) + `)`
+		for _, s := range q.States {
 			args = append(args, s)
-			marks[i] = fmt.Sprintf("$%d", len(args))
 		}
-		where += ` and state in (` + strings.Join(marks, ", ") + `)`
 	}
 	args = append(args, q.Limit)
 	where += fmt.Sprintf(` order by created_at desc, id limit $%d`, len(args))

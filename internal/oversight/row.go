@@ -182,11 +182,7 @@ func insert(ctx context.Context, tx *store.Tx, a Action) error {
 		return fmt.Errorf("seal action %s: %w", a.ID, err)
 	}
 	columns, args := split(append(row, assignment{"seal", mac}))
-	places := make([]string, len(columns))
-	for i := range places {
-		places[i] = "$" + strconv.Itoa(i+1)
-	}
-	err = tx.Later(ctx, `insert into action (`+strings.Join(columns, ", ")+`) values (`+strings.Join(places, ", ")+`)`, args...)
+	err = tx.Later(ctx, `insert into action (`+strings.Join(columns, ", ")+`) values (`+store.Places(1, len(columns))+`)`, args...)
 	if err != nil {
 		return fmt.Errorf("insert action: %w", err)
 	}

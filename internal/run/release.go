@@ -329,12 +329,11 @@ func (x *Exports) sweep(ctx context.Context, before time.Time) error {
 	return x.blobs.Old(before, func(ids []string) error {
 		var named []string
 		err := x.db.View(ctx, func(tx *store.Tx) (err error) {
-			places := make([]string, len(ids))
 			args := make([]any, len(ids))
 			for i, id := range ids {
-				places[i], args[i] = "$"+strconv.Itoa(i+1), id
+				args[i] = id
 			}
-			named, err = tx.Strings(ctx, `select blob_id from run_artifact where blob_id in (`+strings.Join(places, ", ")+`)`, args...)
+			named, err = tx.Strings(ctx, `select blob_id from run_artifact where blob_id in (`+store.Places(1, len(ids))+`)`, args...)
 			return err
 		})
 		if err != nil {

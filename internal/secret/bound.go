@@ -34,14 +34,13 @@ func (s *Store) byName(ctx context.Context, project string, names []string) (map
 	if len(names) == 0 {
 		return nil, nil
 	}
-	marks, args := make([]string, len(names)), []any{project}
-	for i, n := range names {
-		marks[i] = fmt.Sprintf("$%d", i+2)
+	args := []any{project}
+	for _, n := range names {
 		args = append(args, n)
 	}
 	out := map[string]Secret{}
 	err := s.db.View(ctx, func(tx *store.Tx) error {
-		rows, err := s.rows(ctx, tx, `project_id = $1 and name in (`+strings.Join(marks, ", ")+`)`, args...)
+		rows, err := s.rows(ctx, tx, `project_id = $1 and name in (`+store.Places(2, len(names))+`)`, args...)
 		for _, c := range rows {
 			if c.revision == forged {
 				s.log.ErrorContext(ctx, "the row of a secret was changed in the database behind the server's back; it is not used", "secret", c.ID)

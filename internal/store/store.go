@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -414,6 +415,18 @@ func scanString(row func(...any) error) (s string, err error) {
 // Strings runs a query of one text column and returns it, row by row.
 func (tx *Tx) Strings(ctx context.Context, query string, args ...any) ([]string, error) {
 	return List(ctx, tx, scanString, query, args...)
+}
+
+// Places returns n parameters of a query from $first on, such as "$2, $3".
+func Places(first, n int) string {
+	var b strings.Builder
+	for i := range n {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString("$" + strconv.Itoa(first+i))
+	}
+	return b.String()
 }
 
 // NotFound returns [ErrNotFound] for the driver's error that no row matched,
