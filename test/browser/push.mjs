@@ -63,23 +63,25 @@ async function run() {
   check('it is signed', /^vapid t=.+, k=.+$/.test(got[0].headers.authorization), got[0].headers.authorization)
 
   const registration = registrations.find((r) => r.scopeURL === scope)
+  // A notification takes the place of the last with its tag, and only its time tells them
+  // apart. None is closed: a close is late now and then, and ends the next one. Chromium does
+  // not say whether it delivered a message; on a busy machine it sometimes has not.
+  const list = () => page.evaluate(async () => (await (await navigator.serviceWorker.ready).getNotifications()).map((n) => ({ title: n.title, body: n.body, tag: n.tag, at: n.timestamp, data: n.data, actions: n.actions })))
+  let newest = 0
   const deliver = async (data) => {
-    await cdp.send('ServiceWorker.deliverPushMessage', { origin: new URL(base).origin, registrationId: registration.registrationId, data })
-    for (let i = 0; i < 100; i++) {
-      const list = await page.evaluate(async () => (await (await navigator.serviceWorker.ready).getNotifications()).map((n) => ({ title: n.title, body: n.body, tag: n.tag, data: n.data, actions: n.actions })))
-      if (list.length) return list
-      await page.waitForTimeout(50)
+    for (let tries = 0; tries < 4; tries++) {
+      await cdp.send('ServiceWorker.deliverPushMessage', { origin: new URL(base).origin, registrationId: registration.registrationId, data })
+      for (let i = 0; i < 100; i++) {
+        const fresh = (await list()).filter((n) => n.at > newest)
+        if (fresh.length) {
+          newest = Math.max(...fresh.map((n) => n.at))
+          return fresh
+        }
+        await page.waitForTimeout(50)
+      }
     }
     return []
   }
-  // Closing takes a moment, and would else close the next one with the same tag.
-  const clear = () => page.evaluate(async () => {
-    const worker = await navigator.serviceWorker.ready
-    for (let list = await worker.getNotifications(); list.length; list = await worker.getNotifications()) {
-      for (const n of list) n.close()
-      await new Promise((done) => setTimeout(done, 200))
-    }
-  })
   const shown = await deliver(got[0].text)
   check('the worker shows it', shown.length === 1 && shown[0].body === '1 action waits' && shown[0].data.url === `/console/actions/${id}`, JSON.stringify(shown))
   check('it has no buttons', (shown[0].actions || []).length === 0)
@@ -89,13 +91,15 @@ async function run() {
   const opened = await worker.evaluate(async () => {
     const places = []
     Object.defineProperty(self.clients, 'openWindow', { value: async (url) => { places.push(url) }, configurable: true })
+    let closed = 0
     const [notification] = await self.registration.getNotifications()
+    Object.defineProperty(notification, 'close', { value: () => { closed++ } }) // see list
     const event = new NotificationEvent('notificationclick', { notification })
     self.dispatchEvent(event)
     await new Promise((done) => setTimeout(done, 500))
-    return places
+    return [closed, ...places]
   })
-  check('a click opens the action', opened.length === 1 && opened[0] === `/console/actions/${id}`, opened)
+  check('a click closes it and opens the action', opened.length === 2 && opened[0] === 1 && opened[1] === `/console/actions/${id}`, opened)
 
   // Attacks: messages that lead elsewhere, or that try to decide.
   const left = []
@@ -105,10 +109,9 @@ async function run() {
     '{"url":"/console/review?decision=approve"}', '{"url":"javascript:alert(1)"}', `{"url":"/console/actions/${id}","actions":[{"action":"approve","title":"Approve"}],"decision":"approve"}`,
     'no JSON', '', 'null', '{"title":{},"body":[1]}',
   ]) {
-    await clear()
-    const list = await deliver(evil)
-    const n = list[0] || {}
-    check(`shown, and leads only here: ${evil.slice(0, 60)}`, list.length === 1 && [`/console/actions/${id}`, '/console/review'].includes(n.data?.url) && !(n.actions || []).length && n.title !== '', JSON.stringify(list))
+    const now = await deliver(evil)
+    const n = now[0] || {}
+    check(`shown, and leads only here: ${evil.slice(0, 60)}`, now.length === 1 && [`/console/actions/${id}`, '/console/review'].includes(n.data?.url) && !(n.actions || []).length && n.title !== '', JSON.stringify(now))
   }
   check('no message made a request', left.filter((l) => !/icon-192\.png/.test(l)).length === 0, left)
   const [, state] = await deed('state')
