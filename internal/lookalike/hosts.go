@@ -20,8 +20,8 @@ func hostsOf(r *policy.Request) (out []string) {
 		if r.HTTP != nil && r.HTTP.Host != "" {
 			list = []string{r.HTTP.Host}
 		}
-	case policy.KindConnect, policy.KindPermit, policy.KindWebhook, policy.KindAllow:
-	case policy.KindSend, policy.KindReceive, policy.KindArchive, policy.KindTrash, policy.KindCopy, policy.KindMode, policy.KindChange, policy.KindRun, policy.KindExport, policy.KindExec:
+	case policy.KindConnect, policy.KindPermit, policy.KindWebhook, policy.KindAllow, policy.KindRun:
+	case policy.KindSend, policy.KindReceive, policy.KindArchive, policy.KindTrash, policy.KindCopy, policy.KindMode, policy.KindChange, policy.KindExport, policy.KindExec:
 		return nil
 	}
 	for _, h := range list {
@@ -43,6 +43,8 @@ func what(k policy.Kind) string {
 		return "a permit for"
 	case policy.KindWebhook:
 		return "a webhook at"
+	case policy.KindRun:
+		return "a run that reaches"
 	default:
 		return "a request to"
 	}
@@ -122,18 +124,18 @@ func (r *Register) Fill(ctx context.Context, db *store.DB, listed func(ctx conte
 
 func (r *Register) fill(ctx context.Context, db *store.DB, project string, listed func(context.Context, *store.Tx, string) ([]string, error)) error {
 	var hosts []string
-	before := time.Now()
+	last := oversight.Action{Created: time.Now()}
 	for range fillActions / fillStep {
 		var page []oversight.Action
 		err := db.View(ctx, func(tx *store.Tx) (err error) {
-			page, err = oversight.ApprovedBefore(ctx, tx, project, before, fillStep)
+			page, err = oversight.ApprovedBefore(ctx, tx, project, &last, fillStep)
 			return err
 		})
 		if err != nil {
 			return err
 		}
 		for i := range page {
-			before = page[i].Created
+			last = page[i]
 			list := hostsOf(&page[i].Request)
 			if page[i].Kind == policy.KindSend {
 				list = page[i].Request.To

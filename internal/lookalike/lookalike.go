@@ -245,10 +245,14 @@ func (r *Register) Own(ctx context.Context, tx *store.Tx, project string) ([]str
 }
 
 // ascii returns a host in ASCII and lower case, without "*." and without a last dot. It is
-// empty for an address of IP and for a name of one label, which nobody has registered.
+// empty for IP addresses, prefixes of them, and names of one label, which nobody has
+// registered.
 func ascii(host string) string {
 	host = strings.TrimPrefix(host[strings.LastIndexByte(host, '@')+1:], "*.")
 	if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+		return ""
+	}
+	if _, err := netip.ParsePrefix(host); err == nil {
 		return ""
 	}
 	host, _ = policy.Host(host)

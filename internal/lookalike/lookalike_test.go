@@ -89,7 +89,7 @@ func TestLookalikeHostsAreGrave(t *testing.T) {
 		f := setup(t, db)
 		known := lookalike.New("agents.test")
 		f.gate.Names(known.Examine, known.Learn)
-		ways := []policy.Kind{policy.KindConnect, policy.KindRequest, policy.KindSecret, policy.KindTool, policy.KindPermit, policy.KindWebhook, policy.KindAllow}
+		ways := []policy.Kind{policy.KindConnect, policy.KindRequest, policy.KindSecret, policy.KindTool, policy.KindPermit, policy.KindWebhook, policy.KindAllow, policy.KindRun}
 		for _, kind := range ways {
 			if a := f.propose(kind, "api.g1obex.example"); len(a.Grave()) != 0 {
 				t.Errorf("%s: a project that knows nothing has findings %v", kind, a.Grave())
@@ -109,12 +109,13 @@ func TestLookalikeHostsAreGrave(t *testing.T) {
 			{"a registry", "pypi.org", ""},
 			{"an address", "203.0.113.7", ""},
 			{"an address of IPv6", "2001:db8::1", ""},
+			{"a prefix of addresses", "203.0.113.0/24", ""},
 			{"a name of one label", "globex", ""},
 			{"something else", "www.unrelated.test", ""},
 		} {
 			for _, kind := range ways {
 				host := tt.host
-				if kind == policy.KindPermit && tt.want != "" {
+				if (kind == policy.KindPermit || kind == policy.KindRun) && tt.want != "" {
 					host = "*." + host
 				}
 				if kind == policy.KindAllow {

@@ -1,23 +1,24 @@
 package oversight
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"slices"
-	"time"
 
 	"postern/internal/auth"
 	"postern/internal/policy"
 	"postern/internal/store"
 )
 
-// ApprovedBefore returns actions of a project that a person has approved, that were carried
-// out and that were proposed before a time, newest first, at most most. They have only ID,
-// Project, Kind, State, Decider, Created and Request. The Request of a row that this program
-// did not write has only its kind.
-func ApprovedBefore(ctx context.Context, tx *store.Tx, project string, before time.Time, most int) (out []Action, err error) {
-	ids, err := tx.Strings(ctx, `select id from action where project_id = $1 and state = $2 and decider like $3 and created_at < $4 order by created_at desc, id limit $5`,
-		project, Done, string(auth.Person)+":%", store.Time(before), most)
+// ApprovedBefore returns at most so many actions of a project that a person has approved
+// and that were carried out, newest first: those after last in this order. For the first
+// ones last is an Action with only Created. They have only ID, Project, Kind, State,
+// Decider, Created and Request. The Request of a row that this program did not write has
+// only its kind.
+func ApprovedBefore(ctx context.Context, tx *store.Tx, project string, last *Action, most int) (out []Action, err error) {
+	ids, err := tx.Strings(ctx, `select id from action where project_id = $1 and state = $2 and decider like $3 and (created_at < $4 or created_at = $4 and id > $5) order by created_at desc, id limit $6`,
+		project, Done, string(auth.Person)+":%", store.Time(last.Created), last.ID, most)
 	if err != nil || len(ids) == 0 {
 		return nil, err
 	}
@@ -39,6 +40,6 @@ func ApprovedBefore(ctx context.Context, tx *store.Tx, project string, before ti
 		a.Request.Kind = a.Kind
 		out = append(out, a)
 	}
-	slices.SortFunc(out, func(a, b Action) int { return b.Created.Compare(a.Created) })
+	slices.SortFunc(out, func(a, b Action) int { return cmp.Or(b.Created.Compare(a.Created), cmp.Compare(a.ID, b.ID)) })
 	return out, nil
 }
