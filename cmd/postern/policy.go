@@ -31,8 +31,8 @@ func policyCommand() *command {
 	return &command{
 		use: "policy", short: "rules that allow, ask and deny", long: `
 A policy is a list of rules. The first that matches an action says what happens:
-allow, ask or deny. Where none does, the mode of the inbox says it, and what is
-no email is asked. Begin with what holds:
+allow, ask or deny. If none matches, the mode of the inbox decides on an email,
+and a person decides on everything else. Begin with the policy in force:
 
   postern policy show > policy.yaml
 
@@ -54,17 +54,21 @@ and write rules such as these:
       who: [anna, "role:owner"]     # left out: whoever decides
       approvers: 2                  # so many of them
       within: 12h                   # then it is denied
-      step_up: true                 # who decides proves a second factor
+      step_up: true                 # an approver proves a second factor
     - id: own
       kind: email.send
       when: to.all(a, a.under('example.com'))
       then: allow
+    - id: small
+      kind: email.send
+      then: ask
+      chat: true                    # people may decide in Slack and Telegram
 
 A condition is a CEL expression over these:
 
 ` + variables() + `
 
-A file of tests says what is to come of requests:
+A file of tests says what the policy must decide:
 
   tests:
     - name: nobody sends programs
@@ -73,7 +77,7 @@ A file of tests says what is to come of requests:
         to: [bob@example.com]
         files: [{name: setup.exe, type: application/octet-stream, size: 9000}]
       want: deny
-      rule: programs                # may be left out, as may approvers, who …
+      rule: programs                # optional, as are approvers, who …
 
 No rule opens an inbox that is read_only or gated_all, and none decides in place
 of a person on a mode, an allow list or the policy itself. A condition that
