@@ -166,7 +166,7 @@ func TestAttackersOnEveryRoute(t *testing.T) {
 
 	f.client = owner
 	out := f.submit("/console/signout", url.Values{})
-	if got := out.header.Get("Clear-Site-Data"); got != `"cache"` {
+	if got := out.header.Get("Clear-Site-Data"); got != `"cache", "storage"` {
 		t.Errorf("signing out: Clear-Site-Data is %q", got)
 	}
 	for _, at := range pages {

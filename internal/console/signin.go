@@ -249,7 +249,8 @@ func (s signInHandlers) signout(w http.ResponseWriter, r *http.Request, _ auth.P
 	s.setCookie(w, "")
 	// The attack: the next person at this computer presses Back. No page is cached, but
 	// browsers keep whole pages in memory; this ends those too (Clear Site Data, section 3.1).
-	w.Header().Set("Clear-Site-Data", `"cache"`)
+	// With the storage goes the service worker: no push message shows up there any more.
+	w.Header().Set("Clear-Site-Data", `"cache", "storage"`)
 	http.Redirect(w, r, "/console/signin", http.StatusSeeOther)
 	return nil
 }
