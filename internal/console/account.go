@@ -15,14 +15,14 @@ import (
 	"postern/internal/people"
 )
 
-// roleMeans says what each role may, for people.
+// roleMeans describes to people what each role may do.
 var roleMeans = map[auth.Role]string{
 	auth.Owner:    "can do everything a reviewer can, and manages people, modes, policy, domains and keys",
 	auth.Reviewer: "can decide on actions, turn on kill switches and release mail from quarantine",
 	auth.Viewer:   "can view everything and change nothing",
 }
 
-// factorNames are second factors in words.
+// factorNames names the second factors.
 var factorNames = map[string]string{"totp": "authenticator code", "recovery code": "recovery code", "passkey": "passkey", "": "password only"}
 
 // An accountPage is a person's own account.
@@ -46,8 +46,8 @@ type accountPage struct {
 // factor must confirm that instead.
 func (a accountPage) Asks() bool { return !a.Strong() }
 
-// Claimed reports whether somebody says that the viewer is the operator, and it does not
-// count yet.
+// Claimed reports whether somebody has said that the viewer is the operator, and that claim
+// does not count yet.
 func (a accountPage) Claimed() bool { return a.Link.From.After(time.Now()) }
 
 // accountHandlers lets people manage their own password, second factors, sessions and notifications.
@@ -145,8 +145,8 @@ func (s accountHandlers) setReach(w http.ResponseWriter, r *http.Request, who au
 	return s.changed(w, r, who, s.conf.People.SetEmail(r.Context(), who, who.ID, strings.TrimSpace(r.PostForm.Get("email"))))
 }
 
-// setKeys turns the console's keys on or off for the person. What is neither is refused:
-// a form that was cut short must not change how the page reacts to a keyboard.
+// setKeys turns the console's keys on or off for the person. Any other value is rejected: a
+// form that was cut short must not change how the page reacts to a keyboard.
 func (s accountHandlers) setKeys(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	keys := r.PostForm.Get("keys")
 	if keys != "on" && keys != "off" {

@@ -28,7 +28,7 @@ const (
 	maxListing = 1000
 )
 
-// A listed action is one in a list.
+// A listed is an action in a list.
 type listed struct {
 	oversight.Action
 	Brief brief
@@ -38,17 +38,17 @@ type listed struct {
 // A listing is a page of actions.
 type listing struct {
 	Actions []listed
-	Waiting int  // all, before the filter
-	Total   int  // those that the filter selects
+	Waiting int  // number of actions before the filter
+	Total   int  // number of actions that the filter selects
 	Capped  bool // there are more than Waiting
 	Newer   int  // page before this one, 0 if there is none
 	Older   int  // page after it
 	Filter  filter
-	Kinds   []string // that are among the actions
+	Kinds   []string // of the actions, for the filter form
 	Inboxes []choice // likewise
 }
 
-// A choice is one value of a field with how it reads.
+// A choice is one value of a field, with its label.
 type choice struct{ Value, Name string }
 
 func (s queueHandlers) decided(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -146,7 +146,7 @@ type actionPage struct {
 	*review
 	approvals
 	Attached   []attachment // View.Files with their previews
-	Thread     *thread      // what it is about; nil if there is no place for it
+	Thread     *thread      // the conversation that it belongs to; nil if there is none
 	Pane       *pane
 	Agent      string              // name of the proposing agent
 	Look       kindLook            // how the kind is presented
@@ -162,10 +162,10 @@ type actionPage struct {
 	Lately     lately              // of the agent
 	May        bool                // the viewer may approve it now
 	Shown      []addressee         // all recipients
-	Moments    []moment            // until which it can be put off
+	Moments    []moment            // times until which it can be put off
 	Snoozed    *oversight.Snooze   // nil unless the viewer has put it off
 	Colleagues []string            // to whom it can be assigned
-	Allowable  []permission        // what an approval can allow besides
+	Allowable  []permission        // what an approval can allow in addition
 }
 
 // actionHandlers shows one action and takes decisions on it.
@@ -293,7 +293,7 @@ func (s actionHandlers) choices(r *http.Request, who auth.Principal, v *actionPa
 	return err
 }
 
-// text is all of an action's text, as plain text.
+// text answers with all of an action's text, as plain text.
 func (s actionHandlers) text(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
@@ -355,13 +355,13 @@ func (s actionHandlers) decide(w http.ResponseWriter, r *http.Request, who auth.
 	return s.thenNext(w, r, who, id, func(ctx context.Context) error { return s.gate.Decide(ctx, who, d) })
 }
 
-// thenNext does what takes an action off the viewer's queue, and opens the one behind it.
+// thenNext calls do, which takes an action off the viewer's queue, and opens the next one.
 func (s actionHandlers) thenNext(w http.ResponseWriter, r *http.Request, who auth.Principal, id string, do func(context.Context) error) error {
 	f, err := filterOf(r)
 	if err != nil {
 		return err
 	}
-	// The place of the action is read before: afterwards it has none.
+	// Read the action's place in the queue first: afterwards it has none.
 	p, err := s.queued(r.Context(), who, f, id)
 	if err != nil {
 		return err
@@ -426,7 +426,7 @@ func (s actionHandlers) after(w http.ResponseWriter, r *http.Request, who auth.P
 	return s.back(w, r, id, "")
 }
 
-// back redirects to an action's page, in the queue that the form has.
+// back redirects to an action's page, with the filter of the queue that the form has.
 func (s actionHandlers) back(w http.ResponseWriter, r *http.Request, id, anchor string) error {
 	f, err := filterOf(r)
 	if err != nil {
@@ -436,7 +436,7 @@ func (s actionHandlers) back(w http.ResponseWriter, r *http.Request, id, anchor 
 	return nil
 }
 
-// stale says what came before the viewer's click.
+// stale returns a sentence that says what happened before the viewer's click.
 func (s actionHandlers) stale(r *http.Request, viewer auth.Principal, id string) string {
 	a, err := s.gate.Action(r.Context(), viewer, id)
 	switch {
@@ -445,7 +445,7 @@ func (s actionHandlers) stale(r *http.Request, viewer auth.Principal, id string)
 	case a.Lapsed():
 		return "the time to decide has passed, and the action was denied."
 	case a.Decider != "" && !a.Decided.IsZero():
-		names, _ := s.look(r.Context(), viewer.Project, []string{a.Decider}) // without them by ID
+		names, _ := s.look(r.Context(), viewer.Project, []string{a.Decider}) // on an error, the ID is shown
 		p := names.of(a.Decider)
 		return strings.TrimSpace(p.Kind+" "+p.Text) + " decided it " + ago(time.Since(a.Decided)) + ": it is " + stateOf(a) + "."
 	}

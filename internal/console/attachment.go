@@ -16,8 +16,8 @@ import (
 	"postern/internal/preview"
 )
 
-// What a page shows of an action's files: so many previews, of so many bytes together,
-// in so much time. The others have a page of their own.
+// The limits of the previews on an action's page: their number, the bytes of their files
+// together, and the time to make them. All other files are shown on pages of their own.
 const (
 	maxPreviews     = 12
 	maxPreviewBytes = 24 << 20
@@ -35,7 +35,7 @@ type attachment struct {
 	Why     string // why there is none
 }
 
-// at returns the address of something of the file, bound to what the page shows.
+// at returns an address below the file's, bound to the action that the page shows.
 func (a *attachment) at(what string) string {
 	p := "/console/actions/" + url.PathEscape(a.Action) + "/files/" + strconv.Itoa(a.N)
 	if what != "" {
@@ -44,14 +44,14 @@ func (a *attachment) at(what string) string {
 	return p + "?digest=" + url.QueryEscape(a.Digest)
 }
 
-// Save, View, Picture and Frame are addresses: of the file itself, of its page, of its
-// pixels, and of its HTML.
+// Save, View, Picture and Frame return the addresses of the file itself, its page, its
+// pixels and its HTML.
 func (a *attachment) Save() string    { return a.at("") }
 func (a *attachment) View() string    { return a.at("view") }
 func (a *attachment) Picture() string { return a.at("picture") }
 func (a *attachment) Frame() string   { return a.at("frame") }
 
-// Symbol is the icon of the file.
+// Symbol returns the icon of the file.
 func (a *attachment) Symbol() string {
 	switch a.Preview.Form {
 	case preview.Message:
@@ -65,8 +65,8 @@ func (a *attachment) Symbol() string {
 	return "file"
 }
 
-// attached returns the files of an action with their previews. It reads them from a,
-// whose digest the page shows.
+// attached returns the files of an action with their previews. It reads the files of mail
+// from a, whose digest the page shows.
 func (s reviews) attached(ctx context.Context, who auth.Principal, a *oversight.Action, files []oversight.File) (out []attachment, err error) {
 	open := s.opener(ctx, who, a)
 	left, until := maxPreviewBytes, time.Now().Add(previewTime)
@@ -110,10 +110,9 @@ func (s reviews) opener(ctx context.Context, who auth.Principal, a *oversight.Ac
 	}
 }
 
-// attachmentHandlers serve the files of proposed actions: as they are, and as far as it
-// is safe, looked into. The rule: nothing that a file holds reaches this origin as
-// something that runs. Text goes through html/template, pixels are drawn anew, HTML
-// stays in the frame of mails.
+// attachmentHandlers serve the files of proposed actions: as downloads, and as previews
+// where that is safe. Nothing in a file may run in this origin: text goes through
+// html/template, pictures are drawn anew, and HTML stays in the frame for mail.
 type attachmentHandlers struct{ reviews }
 
 func (s attachmentHandlers) routes() []route {
@@ -125,7 +124,7 @@ func (s attachmentHandlers) routes() []route {
 	}
 }
 
-// open returns the file that an address names, of exactly the action that its page showed.
+// open returns the file that an address names, if the action is the one that its page showed.
 func (s attachmentHandlers) open(r *http.Request, who auth.Principal) (a oversight.Action, f attachment, data []byte, err error) {
 	id, err := pathAction(r)
 	if err != nil {
@@ -153,7 +152,7 @@ func (s attachmentHandlers) open(r *http.Request, who auth.Principal) (a oversig
 	return a, f, data, err
 }
 
-// save is one file as it is, for a reviewer who looks into it with another program.
+// save answers with one file as it is, for a reviewer who opens it with another program.
 func (s attachmentHandlers) save(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	_, f, data, err := s.open(r, who)
 	if err != nil {
@@ -162,8 +161,8 @@ func (s attachmentHandlers) save(w http.ResponseWriter, r *http.Request, who aut
 	return download(w, f.Name, data)
 }
 
-// rowsPerPage is how many rows of a table are on its page, and maxWholeText how much of
-// a text, in bytes.
+// rowsPerPage limits the rows of a table on a page, and maxWholeText the text on a page, in
+// bytes.
 const (
 	rowsPerPage  = 200
 	maxWholeText = 2 << 20
@@ -180,7 +179,7 @@ type filePage struct {
 	Cut    bool // Text is only the beginning
 }
 
-// Last is the number of the last row.
+// Last returns the number of the last row.
 func (p *filePage) Last() int { return p.Sheet.First + len(p.Sheet.Rows) - 1 }
 
 // view shows all of one file, a part at a time.
@@ -223,14 +222,14 @@ func (s attachmentHandlers) view(w http.ResponseWriter, r *http.Request, who aut
 	return s.render(r.Context(), w, http.StatusOK, page{Name: "file", Title: or(f.Name, "File"), Who: who, Here: "queue", Body: &p})
 }
 
-// picturePolicy is for pixels alone. The attack: somebody opens a picture's address as a
-// page of its own, and what the sniffing of an old browser takes for HTML runs there.
+// picturePolicy is the Content-Security-Policy of pictures. The attack: somebody opens a
+// picture's address as a page, and an old browser takes it for HTML and runs it.
 const picturePolicy = "default-src 'none'; img-src 'self'; style-src 'none'; frame-ancestors 'none'; sandbox"
 
 // drawTime bounds how long one picture is drawn.
 const drawTime = 5 * time.Second
 
-// picture is a file's pixels as a new PNG file: see [preview.Redraw].
+// picture answers with a file's pixels as a new PNG file: see [preview.Redraw].
 func (s attachmentHandlers) picture(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	_, _, data, err := s.open(r, who)
 	if err != nil {
@@ -265,7 +264,7 @@ func (s *Server) draw(w http.ResponseWriter, r *http.Request, data []byte) error
 	return nil
 }
 
-// frame is a file's HTML as a mail's is shown.
+// frame answers with a file's HTML, shown like that of a mail.
 func (s attachmentHandlers) frame(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	_, _, data, err := s.open(r, who)
 	return frameOf(w, preview.Plain(data), err)

@@ -19,11 +19,11 @@ import (
 	"postern/internal/store"
 )
 
-// A keptState is what is known of the record without reading all of it.
+// A keptState is the state of the record, as far as it is known without reading all of it.
 type keptState struct {
 	Size   int64        // of the record
 	Newest audit.Signed // checkpoint
-	Any    bool         // there is one
+	Any    bool         // there is a checkpoint
 	Failed string       // why no checkpoint can be made; empty if one can
 	Wait   string       // what is wrong with entries that are not in the chain yet; empty if nothing is
 	Sinks  []sink.Status
@@ -45,7 +45,7 @@ func (s auditHandlers) routes() []route {
 	}
 }
 
-// kept returns what is known of the record without reading all of it.
+// kept returns the state of the record without reading all of it.
 func (s auditHandlers) kept(ctx context.Context, tx *store.Tx) (k keptState, err error) {
 	if k.Size, err = audit.Size(ctx, tx); err != nil {
 		return k, err
@@ -79,13 +79,13 @@ type entryPage struct {
 	told
 
 	Recorded audit.Digest
-	Prior    audit.Digest // [audit.Entry.Prev], of which a template makes hexadecimal
+	Prior    audit.Digest // [audit.Entry.Prev], in a type that templates print as hexadecimal
 	Covered  bool         // a checkpoint covers it, so there is a proof
-	By       audit.Signed // the first that does
-	Changed  bool         // it is not what was recorded
+	By       audit.Signed // the first checkpoint that covers it
+	Changed  bool         // the entry differs from what was recorded
 }
 
-// entryOf returns the number that a path names.
+// entryOf returns the number of the entry that a path names.
 func entryOf(r *http.Request) (int64, error) {
 	n, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
 	if err != nil || n < 1 {
@@ -123,7 +123,7 @@ func (s auditHandlers) entry(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return s.render(r.Context(), w, http.StatusOK, page{Name: "entry", Title: "Entry " + strconv.FormatInt(seq, 10), Who: who, Here: "audit", Body: v})
 }
 
-// proof answers with the file that shows a stranger that an entry is in the record.
+// proof answers with a file that proves to anybody that an entry is in the record.
 func (s auditHandlers) proof(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	seq, err := entryOf(r)
 	if err != nil {
@@ -164,29 +164,29 @@ func (s auditHandlers) checkpoint(w http.ResponseWriter, r *http.Request, _ auth
 	return nil
 }
 
-// save answers with a file of text that the browser saves, whatever is in it.
+// save answers with a text file that the browser saves, whatever its content is.
 func save(w http.ResponseWriter, name string, b []byte) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Content-Disposition", `attachment; filename="`+name+`"`)
 	_, _ = w.Write(b) // the browser may be gone
 }
 
-// A verification is what reading the whole record brought.
+// A verification is the result of reading the whole record.
 type verification struct {
 	Head    string
 	Root    string // of the tree, base64
-	Count   int    // entries that hold
-	Known   string // the head that it had to contain, or empty
+	Count   int    // entries that are valid
+	Known   string // the head that the record had to contain, or empty
 	Pasted  bool   // a kept checkpoint was given
-	Broken  string // what does not hold; empty if all does
+	Broken  string // what is not valid; empty if all is
 	At      time.Time
-	Covered int64 // entries up to here are those that a kept checkpoint, or the noted head, says
+	Covered int64 // entries up to this one match a kept checkpoint or the noted head
 	Stored  int   // checkpoints in the database
-	Signed  int   // of them, those that a known key has signed
+	Signed  int   // number of those that a known key has signed
 	Source  string
 }
 
-// Newer returns how many entries what was kept says nothing about.
+// Newer returns how many entries no kept checkpoint or noted head covers.
 func (v verification) Newer() int { return v.Count - int(v.Covered) }
 
 // verify reads the whole audit log. It is a POST although it changes nothing:
@@ -250,7 +250,7 @@ func (s auditHandlers) verify(w http.ResponseWriter, r *http.Request, who auth.P
 	return s.render(r.Context(), w, http.StatusOK, page{Name: "verify", Title: "Record verified", Who: who, Here: "audit", Body: v})
 }
 
-// recordKeys are the public keys of checkpoints.
+// recordKeys returns the public keys of checkpoints.
 func (s auditHandlers) recordKeys(ctx context.Context) (note.Verifiers, error) {
 	if s.conf.RecordKeys == nil {
 		return audit.Verifiers(nil)

@@ -31,7 +31,7 @@ type batchItem struct {
 	Shown []addressee
 	Alone string // why it must be decided on its own page; empty if it can be selected here
 	First string // why it must be opened on its own page first; empty if it need not, or was
-	Was   bool   // it has warnings and the viewer has opened it
+	Was   bool   // the viewer has opened it
 }
 
 // Token identifies what is shown: the action with its version and digest.
@@ -40,7 +40,7 @@ func (b batchItem) Token() string { return fmt.Sprintf("%s:%d:%s", b.ID, b.Versi
 // Ready reports whether it can be selected.
 func (b batchItem) Ready() bool { return b.Alone == "" && b.First == "" }
 
-// A batchPage is several actions that wait, each shown.
+// A batchPage shows several actions that wait.
 type batchPage struct {
 	Items  []batchItem
 	Ready  int // that can be ticked
@@ -49,7 +49,7 @@ type batchPage struct {
 	Notice string
 	Reason string
 	Why    string
-	Ticked []string // tokens, of a form that could not be taken
+	Ticked []string // tokens of a rejected form
 }
 
 // Has reports whether a token was ticked.
@@ -95,7 +95,7 @@ func (s batchHandlers) showBatch(w http.ResponseWriter, r *http.Request, who aut
 	return s.render(r.Context(), w, status, v)
 }
 
-// item reads one action for the page of many.
+// item reads one action for the batch page.
 func (s batchHandlers) item(ctx context.Context, who auth.Principal, id string) (batchItem, error) {
 	r, err := s.review(ctx, who, id)
 	if err != nil {
@@ -138,14 +138,14 @@ func (s batchHandlers) item(ctx context.Context, who auth.Principal, id string) 
 	return b, nil
 }
 
-// An answer is what became of one decision of many.
+// An answer is the result of one decision of a batch.
 type answer struct {
 	ID, Title string
 	OK        bool
 	Text      string
 }
 
-// An answersPage is what became of a batch.
+// An answersPage shows the results of a batch.
 type answersPage struct {
 	Answers []answer
 	Queue   string // address of the queue, as it was filtered

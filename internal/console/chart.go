@@ -20,7 +20,7 @@ type tick struct{ Y, TextY, Text string }
 
 // A barChart is a chart of stacked bars by hour, 720 by 140.
 type barChart struct {
-	Label string // what it says, for those who do not see it
+	Label string // what the chart says, for those who do not see it
 	Bars  []bar
 	Ticks []tick
 }
@@ -31,7 +31,7 @@ const (
 	chartTop, chartFoot   = 22.0, 120.0
 )
 
-// newBarChart draws one bar for each hour; the layers stand on one another.
+// newBarChart draws one bar for each hour, with the layers stacked.
 func newBarChart(label string, layers ...[]int) barChart {
 	c := barChart{Label: label}
 	hours, most := len(layers[0]), 0
@@ -77,11 +77,11 @@ func roundUp(n int) int {
 // px writes a coordinate.
 func px(v float64) string { return fmt.Sprintf("%.1f", v) }
 
-// A strip shows how much happened by the quarter of an hour, 1120 by 96.
+// A strip shows the number of events in each quarter of an hour, 1120 by 96.
 type strip struct {
 	Label string
 	Bars  []bar
-	Hours []tick // Y is the place from the left
+	Hours []tick // Y is the distance from the left
 }
 
 // newStrip draws the strip of a day.

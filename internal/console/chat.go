@@ -11,15 +11,15 @@ import (
 	"postern/internal/notify"
 )
 
-// telegram reports whether people are told in Telegram.
+// telegram reports whether people can get notices in Telegram.
 func (s accountHandlers) telegram() bool {
 	return s.conf.Notify != nil && s.conf.Notify.On(notify.Telegram)
 }
 
-// errNoTelegram is what is said where the server has no bot.
+// errNoTelegram means that the server has no bot.
 var errNoTelegram = fmt.Errorf("%w: the server has no Telegram bot; start it with --telegram-token", errForm)
 
-// chatOf returns the account in Telegram whose chat is linked to who.
+// chatOf returns the Telegram account that is linked to who, and since when.
 func (s accountHandlers) chatOf(ctx context.Context, who auth.Principal) (name string, since time.Time, err error) {
 	list, err := s.conf.Notify.Channels(ctx, who)
 	for _, r := range list {
@@ -30,11 +30,11 @@ func (s accountHandlers) chatOf(ctx context.Context, who auth.Principal) (name s
 	return "", time.Time{}, err
 }
 
-// A chatPage shows a code that links a chat, this once.
+// A chatPage shows a code that links a chat. The code is shown only once.
 type chatPage struct {
 	Code    string
 	Bot     string // name of the bot; empty if it is not known
-	Minutes int    // for which the code is good
+	Minutes int    // for which the code is valid
 }
 
 // linkChat creates a code for the signed-in person only. A code for somebody

@@ -52,7 +52,7 @@ type scopeChoice struct {
 // A connectPage asks for consent.
 type connectPage struct {
 	oauth.Request
-	Fields  []hiddenField // the request, as it came
+	Fields  []hiddenField // the request as it was received
 	Scopes  []scopeChoice // those that the app asks for
 	Inboxes []directory.Inbox
 	Notice  string
@@ -62,8 +62,8 @@ type connectPage struct {
 
 type hiddenField struct{ Name, Value string }
 
-// asked reads the request of an app out of q, and asks who for a second factor if there
-// is one: consent gives a key.
+// asked reads the request of an app from q. It requires a fresh second factor of a person
+// who has one: consent gives the app a key.
 func (s connectHandlers) asked(r *http.Request, who auth.Principal, q url.Values) (req oauth.Request, err error) {
 	if s.conf.OAuth == nil {
 		return req, errNoOAuth
@@ -72,8 +72,8 @@ func (s connectHandlers) asked(r *http.Request, who auth.Principal, q url.Values
 	if err != nil {
 		return req, err
 	}
-	// The attack: a session that was left open, or stolen, connects a program that then
-	// stays.
+	// The attack: somebody uses a session that was left open or stolen to connect a
+	// program, which then stays connected.
 	if me.Strong() && !who.Proved() {
 		return req, auth.ErrStepUp
 	}
@@ -111,7 +111,7 @@ func (s connectHandlers) showConnect(w http.ResponseWriter, r *http.Request, who
 // A connectedPage leads back to an app.
 type connectedPage struct {
 	App     string
-	Returns string // where, in words
+	Returns string // where URL leads, in words
 	Denied  bool
 	Inbox   directory.Inbox
 	Key     string       // of a new inbox, shown this once
@@ -154,9 +154,9 @@ func (s connectHandlers) answer(w http.ResponseWriter, r *http.Request, who auth
 	return s.showConnected(r.Context(), w, who, p)
 }
 
-// showConnected leads the browser back to an app. A form's answer that redirects would
-// be stopped by our own policy (form-action), so the page itself goes on; a key has to be
-// copied first.
+// showConnected leads the browser back to an app. Our own policy (form-action) would block a
+// redirect in the answer to a form, so the page itself goes on to the app. If there is a
+// key, the page stays: the key has to be copied first.
 func (s connectHandlers) showConnected(ctx context.Context, w http.ResponseWriter, who auth.Principal, p connectedPage) error {
 	title := "App connected"
 	if p.Denied {
@@ -168,7 +168,7 @@ func (s connectHandlers) showConnected(ctx context.Context, w http.ResponseWrite
 	return s.render(ctx, w, http.StatusOK, page{Name: "connected", Title: title, Who: who, Here: "settings", Body: p})
 }
 
-// An appsPage is the connected apps.
+// An appsPage lists the connected apps.
 type appsPage struct {
 	Apps   []oauth.App
 	Notice string

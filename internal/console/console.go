@@ -49,16 +49,16 @@ import (
 //go:embed static
 var static embed.FS
 
-// Config is what the operator sets for the console.
+// Config is the configuration of the console.
 type Config struct {
 	// Hosts are the names under which people open the console: "host:port" is
 	// matched exactly, "host" with any port. Requests for other names are
-	// refused; with none set all are.
+	// refused; without any name, all requests are.
 	Hosts []string
 	// Secure says that people reach the console over HTTPS alone, so that the
-	// session's cookie is never sent without.
+	// session cookie is never sent without TLS.
 	Secure bool
-	// People are those who may come in, and their second factors. Required.
+	// People are the people who can sign in, and their second factors. Required.
 	People *people.People
 	// Book has the versions of the policy. Required.
 	Book *rulebook.Book
@@ -70,36 +70,36 @@ type Config struct {
 	// server connects none.
 	Mailboxes *connector.Connections
 	Gmail     *gmail.SignIns // nil means that this server connects no mailboxes at Gmail
-	// Permits are what people have allowed sandboxes for a time; nil means that there are
-	// none.
+	// Permits are the permits that people have given sandboxes for a time; nil means that
+	// there are none.
 	Permits *permit.Register
 	// Runs are the runs of all projects; nil means that the server makes none.
 	Runs Runs
-	// RunFiles and RunReports are what came of them; nil means that nothing is kept.
+	// RunFiles and RunReports are the results of runs; nil means that nothing is kept.
 	RunFiles   RunFiles
 	RunReports RunReports
 	// Notify notifies people of waiting actions; nil disables notifications.
 	Notify *notify.Notifier
-	// Prompt returns the sentence by which an agent connects itself with a code; nil means
+	// Prompt returns the sentence with which an agent connects itself with a code; nil means
 	// that the code alone is shown.
 	Prompt func(code string) string
 	// Record makes the audit's checkpoints; nil means that none are made.
 	Record *audit.Keeper
 	// OAuth connects programs that an owner allows; nil means that none connect.
 	OAuth *oauth.Server
-	// Samples are what was measured of sandboxes; nil means nothing.
+	// Samples are the measurements of sandboxes; nil means that there are none.
 	Samples *sandbox.Sampler
-	// Logs are what guests wrote; nil means that none are kept.
+	// Logs are the logs of guests; nil means that none are kept.
 	Logs *sandbox.Logbook
 	// Casts are the recordings of terminals; nil means that none are made.
 	Casts *inside.Casts
 	// PortAddress returns the URL at which a port of a sandbox is reached; nil means that
 	// this server has no domain for them.
 	PortAddress func(id string, port uint16) string
-	// RecordKeys returns their public keys; nil means that there are none.
+	// RecordKeys returns the public keys of checkpoints; nil means that there are none.
 	RecordKeys func(context.Context) ([]audit.Key, error)
-	// Data is the data directory, whose size the disk's page shows; empty means that it is
-	// not measured. [Server.Run] measures it.
+	// Data is the data directory, whose size the disk page shows; empty means that the
+	// directory is not measured. [Server.Run] measures it.
 	Data string
 	// Commands are the records of programs in sandboxes; nil means that none are kept.
 	Commands Commands
@@ -134,7 +134,7 @@ type Server struct {
 	briefs map[string]brief
 	pulses map[string]pulse // by project
 	live   map[string]int   // streams of events by person
-	read   verification     // the last time that somebody had the whole record verified
+	read   verification     // the newest verification of the whole record
 }
 
 // New returns the console of the people in db.
@@ -237,8 +237,8 @@ func (s *Server) Handler() http.Handler {
 	inner := all.Handler(s.serve, s.fail)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		guard(w.Header())
-		// The attack: DNS rebinding. A name of the attacker's resolves to this
-		// machine, so to the browser the attacker's pages share our origin.
+		// The attack: DNS rebinding. A host name of the attacker resolves to this
+		// machine, so that for the browser the attacker's pages share our origin.
 		if !s.knows(r.Host) {
 			s.fail(w, r, errHost)
 			return
@@ -324,7 +324,7 @@ func (s *Server) static(w http.ResponseWriter, r *http.Request, _ auth.Principal
 		return fmt.Errorf("file %q: %w", name, store.ErrNotFound)
 	}
 	w.Header().Set("Cache-Control", "public, max-age=86400")
-	if strings.HasSuffix(name, ".webmanifest") { // Go and many systems do not know it
+	if strings.HasSuffix(name, ".webmanifest") { // Go and many systems do not know this type
 		w.Header().Set("Content-Type", "application/manifest+json")
 	}
 	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(b))

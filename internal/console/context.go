@@ -18,12 +18,13 @@ import (
 	"postern/internal/store"
 )
 
-// Inboxes are sealed, and no page opens one, but for a reviewer to whom the holder of an
-// inbox's key has given a context grant: then pages show what a waiting action is about,
-// and who sent what is in quarantine. The grant's secret is kept under a key that this
-// browser alone has, in a cookie of its own; see package keyring.
+// Inboxes are sealed, and no page can open one. There is one exception: the holder of an
+// inbox's key can give a reviewer a context grant. Pages then show that reviewer the
+// conversations of waiting actions, and the senders of messages in quarantine. The grant's
+// secret is encrypted with a key that only this browser has, in a cookie of its own; see
+// package keyring.
 
-// deviceTime is how long a browser keeps its key. Browsers keep none for longer.
+// deviceTime is how long a browser keeps its key. Browsers keep no cookie for longer.
 const deviceTime = 400 * 24 * time.Hour
 
 // deviceCookie returns the name of the cookie with the browser's key; see [Server.cookie]
@@ -35,7 +36,7 @@ func (s *Server) deviceCookie() string {
 	return auth.DeviceCookie
 }
 
-// device returns the browser's key; it is empty if it has none.
+// device returns the browser's key. It is empty if the browser has none.
 func (s *Server) device(r *http.Request) auth.Secret {
 	c, err := r.Cookie(s.deviceCookie())
 	if err != nil || len(c.Value) != 52 {
@@ -44,12 +45,12 @@ func (s *Server) device(r *http.Request) auth.Secret {
 	return auth.Secret(c.Value)
 }
 
-// keepDevice gives the browser its key. It outlives sessions: signing in needs a person
-// each time, and the key alone is nobody.
+// keepDevice gives the browser its key. The key outlives sessions: a person must sign in
+// each time, and the key alone gives no access.
 func (s *Server) keepDevice(w http.ResponseWriter, device auth.Secret) {
 	path := "/console"
 	if s.conf.Secure {
-		path = "/" // as the name's prefix demands
+		path = "/" // the prefix of the name requires it
 	}
 	http.SetCookie(w, &http.Cookie{ //nolint:gosec // Secure is the operator's: on the loopback there is no TLS
 		Name: s.deviceCookie(), Value: device.Reveal(), Path: path, HttpOnly: true, Secure: s.conf.Secure,
@@ -57,15 +58,15 @@ func (s *Server) keepDevice(w http.ResponseWriter, device auth.Secret) {
 	})
 }
 
-// A thread is what an action's page says of what it is about.
+// A thread is the conversation that an action belongs to, as the action's page shows it.
 type thread struct {
 	mailbox.Conversation
 	Why  string // why nothing is shown; empty if something is
-	Code bool   // a code of a grant would help
+	Code bool   // the code of a grant would help
 }
 
-// thread returns what a is about, or why that is not shown. It is nil where a page has no
-// place for it. An inbox that cannot be opened does not keep a reviewer from deciding.
+// thread returns the conversation that a belongs to, or why it is not shown. It returns nil
+// if a does not wait or is not mail. A reviewer can decide even if the inbox cannot be opened.
 func (s reviews) thread(r *http.Request, who auth.Principal, a *oversight.Action) *thread {
 	if a.State != oversight.Pending || a.Inbox == "" || a.Kind != mailbox.SendKind && a.Kind != mailbox.ReceiveKind {
 		return nil
@@ -98,8 +99,8 @@ func (s reviews) thread(r *http.Request, who auth.Principal, a *oversight.Action
 	return t
 }
 
-// senders returns who sent what is in quarantine, by the IDs of the messages, for the
-// inboxes that who may see in this browser, and the inboxes themselves.
+// senders returns the senders of messages in quarantine, by the IDs of the messages, for the
+// inboxes that who may see in this browser. open has the IDs of these inboxes.
 func (s reviews) senders(r *http.Request, who auth.Principal) (byID map[string]mailbox.Sender, open map[string]bool, err error) {
 	byID, open = map[string]mailbox.Sender{}, map[string]bool{}
 	device := s.device(r)
@@ -117,7 +118,7 @@ func (s reviews) senders(r *http.Request, who auth.Principal) (byID map[string]m
 		}
 		list, err := s.heldIn(ctx, who, device, g.Inbox)
 		if errors.Is(err, keyring.ErrNoContext) || errors.Is(err, auth.ErrForbidden) || errors.Is(err, directory.ErrNoInbox) {
-			continue // it has just ended
+			continue // the grant has just ended
 		}
 		if err != nil {
 			return nil, nil, err
@@ -138,18 +139,18 @@ func (s reviews) heldIn(ctx context.Context, who auth.Principal, device auth.Sec
 	return s.post.Contexts.Held(ctx, who, k)
 }
 
-// A seenInbox is an inbox whose waiting actions a person may understand.
+// A seenInbox is an inbox that a person has a context grant for.
 type seenInbox struct {
 	keyring.ContextGrant
 	Address string
 }
 
-// A contextPage lists the inboxes that a person may read as far as grants go.
+// A contextPage lists the inboxes that a person has context grants for.
 type contextPage struct {
 	Grants []seenInbox
-	Name   string // of the person: what the holder of a key needs
+	Name   string // of the person; the holder of a key needs it
 	Notice string
-	Days   int // that a code lasts
+	Days   int // for which a code is valid
 }
 
 // contextHandlers redeem context grants, and end them.
@@ -183,8 +184,8 @@ func (s contextHandlers) show(w http.ResponseWriter, r *http.Request, who auth.P
 	return s.render(r.Context(), w, status, page{Name: "context", Title: "Inboxes that you may read", Who: who, Here: "account", Body: v})
 }
 
-// redeem takes a code from the form's body, never from an address: what opens mail is in
-// no log and no history of a browser.
+// redeem takes a code from the form's body, never from an address: a secret that opens mail
+// must not get into a log or the history of a browser.
 func (s contextHandlers) redeem(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	device := s.device(r)
 	if device == "" {

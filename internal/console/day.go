@@ -19,10 +19,10 @@ import (
 type subject struct {
 	ID    string
 	Inbox bool   // an agent, by its inbox; else a sandbox
-	Title string // address, or what the sandbox was started from
+	Title string // address of the inbox, or template of the sandbox
 }
 
-// Principal returns what names the subject.
+// Principal returns the subject as a principal.
 func (s subject) Principal() string {
 	if s.Inbox {
 		return "inbox:" + s.ID
@@ -30,7 +30,7 @@ func (s subject) Principal() string {
 	return "sandbox:" + s.ID
 }
 
-// Path returns the address of its timeline.
+// Path returns the address of the subject's timeline.
 func (s subject) Path() string {
 	if s.Inbox {
 		return "/console/agents/" + s.ID
@@ -38,8 +38,8 @@ func (s subject) Path() string {
 	return "/console/sandboxes/" + s.ID + "/day"
 }
 
-// A dayFilter is what the address of a timeline picks. All of it is in the address, so that
-// a link shows the same to others who may see it.
+// A dayFilter selects the events of a timeline. All of it is in the address, so that a link
+// shows the same events to others who may see them.
 type dayFilter struct {
 	Day    time.Time
 	Topics []string // empty: all
@@ -100,7 +100,7 @@ func (f dayFilter) pick(events []dayEvent) (found []dayEvent) {
 	return found
 }
 
-// A topicCount is how many events of a day have a topic.
+// A topicCount is the number of events of a day that have a topic.
 type topicCount struct {
 	topic
 
@@ -121,8 +121,8 @@ type dayPage struct {
 	Today   bool
 	Hours   []dayHour
 	Topics  []topicCount
-	Total   int // of the day
-	Found   int // that the filter selects
+	Total   int // events of the day
+	Found   int // events that the filter selects
 	Shown   int
 	Capped  bool
 	Running int    // sandboxes of the agent
@@ -134,7 +134,7 @@ type dayPage struct {
 	Save          string // address of all that the filter selects, as a file
 }
 
-// subjectOf reads what the path is about.
+// subjectOf returns the subject that the path names.
 func subjectOf(r *http.Request, inbox bool) (subject, error) {
 	sub := subject{ID: r.PathValue("id"), Inbox: inbox}
 	if !inbox && !sandboxID().MatchString(sub.ID) {
@@ -151,8 +151,8 @@ func (s agentHandlers) sandboxDay(w http.ResponseWriter, r *http.Request, who au
 	return s.showDay(w, r, who, false)
 }
 
-// timeline reads the day that an address names. What is of another project is not found. It
-// returns all events, the newest first, and the page without them.
+// timeline reads the day that an address names. A subject of another project is not found.
+// timeline returns all events, the newest first, and the page without them.
 func (s agentHandlers) timeline(r *http.Request, who auth.Principal, inbox bool) (v dayPage, events []dayEvent, err error) {
 	now := time.Now()
 	if v.Subject, err = subjectOf(r, inbox); err != nil {

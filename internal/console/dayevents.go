@@ -23,8 +23,8 @@ type Commands interface {
 	Read(ctx context.Context, who auth.Principal, sandboxID string) (command.Record, error)
 }
 
-// The limits of a day. The attack: code that makes a million entries, so that a page about
-// it takes all memory. What is beyond the limits is on the record's page.
+// The limits of a day. The attack: code makes a million entries, so that a page about it
+// takes all memory. The record's page shows the entries beyond the limits.
 const (
 	maxDayEntries = 20_000
 	maxDayActions = 5_000
@@ -32,7 +32,7 @@ const (
 	perDayPage    = 100
 )
 
-// A dayEvent is one thing that happened, in a timeline.
+// A dayEvent is one event in a timeline.
 type dayEvent struct {
 	At     time.Time
 	Topic  string
@@ -42,7 +42,7 @@ type dayEvent struct {
 	Tag    string
 	Tone   string
 	Fields []pair
-	Seq    int64 // of the entry in the record; 0: it is not there
+	Seq    int64 // of the entry in the record; 0 if there is none
 	Box    string
 }
 
@@ -75,8 +75,8 @@ func (e *dayEvent) matches(words []string) bool {
 	return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) })
 }
 
-// recorded returns what the record says about the day, newest first, and the sandboxes
-// that were there.
+// recorded returns the events of the day that are in the record, newest first, and the IDs
+// of the subject's sandboxes on that day.
 func (s agentHandlers) recorded(ctx context.Context, who auth.Principal, v *dayPage) (events []dayEvent, boxes []string, err error) {
 	from, to := v.Filter.Day, v.Filter.Day.AddDate(0, 0, 1)
 	q := audit.Query{Project: who.Project, Since: from, Until: to, Limit: maxDayEntries + 1}
@@ -103,8 +103,8 @@ func (s agentHandlers) recorded(ctx context.Context, who auth.Principal, v *dayP
 	return events, boxes, err
 }
 
-// parties finds the subject, and fills in whose entries and which are about it. It returns
-// the IDs of sandboxes that were there on the day.
+// parties finds the subject, and adds to q the principals and objects whose entries belong
+// to it. It returns the IDs of the subject's sandboxes that were there on the day.
 func (s agentHandlers) parties(ctx context.Context, tx *store.Tx, project string, v *dayPage, q *audit.Query) (boxes []string, err error) {
 	from, to := store.Time(q.Since), store.Time(q.Until)
 	sub := &v.Subject
@@ -160,7 +160,7 @@ func eventOf(t told) dayEvent {
 	e := dayEvent{At: t.At, Topic: topicOf(t.Verb), Icon: t.Icon, Parts: t.Parts, Tag: t.Tag, Tone: t.Tone, Seq: t.Seq}
 	for _, p := range detail(t.Entry) {
 		switch p.Name {
-		case "stands", "lines", "sha256", "options", "egress": // for programs
+		case "stands", "lines", "sha256", "options", "egress": // of use to programs only
 		default:
 			e.Fields = append(e.Fields, pair{strings.ReplaceAll(p.Name, "_", " "), p.Value})
 		}
@@ -247,8 +247,8 @@ func commandEvent(c *command.Command, box string) dayEvent {
 	return e
 }
 
-// beginningOf returns as much of arguments as a line shows. The rest of very long ones is not
-// even looked at: a page has thousands.
+// beginningOf returns as much of arguments as a line shows. It does not look at the rest of
+// very long ones: a page has thousands.
 func beginningOf(args []string) (out []string) {
 	room := 2 * maxSaid
 	for _, a := range args {

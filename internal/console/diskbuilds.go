@@ -17,8 +17,9 @@ import (
 type Builds interface {
 	// Unused returns the finished builds of who's project that nothing needs, newest first.
 	Unused(ctx context.Context, who auth.Principal) ([]build.Unused, error)
-	// DeleteBuild removes one, with an entry in the record. Its error wraps [build.ErrBusy]
-	// if something needs it by now, and [build.ErrNoBuild] if it is not who's or is gone.
+	// DeleteBuild removes a build, with an entry in the record. Its error wraps
+	// [build.ErrBusy] if something needs the build by now, and [build.ErrNoBuild] if the
+	// build is not of who's project or is gone.
 	DeleteBuild(ctx context.Context, who auth.Principal, id string) error
 }
 

@@ -16,9 +16,9 @@ import (
 // A domainsPage lists the domains that the project added.
 type domainsPage struct {
 	Domains []domain.Domain
-	Own     string // the server's, in which every project's inboxes may be
-	Notice  string // what became of the form that was just sent
-	Name    string // as typed into a form that could not be taken
+	Own     string // the server's domain, in which every project can have inboxes
+	Notice  string // outcome of the submitted form
+	Name    string // as typed into a rejected form
 }
 
 // domainHandlers manages the domains of the project.
@@ -71,7 +71,7 @@ type domainPage struct {
 	Notice  string
 }
 
-// International reports whether people write the name otherwise than the DNS.
+// International reports whether people write the name in another way than the DNS does.
 func (d domainPage) International() bool { return d.Unicode() != d.Name }
 
 func (s domainHandlers) domain(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -134,14 +134,14 @@ func (s domainHandlers) removeDomain(w http.ResponseWriter, r *http.Request, who
 	return nil
 }
 
-// recordNames are what people call the kinds of records.
+// recordNames names the kinds of records for people.
 var recordNames = map[domain.Kind]string{
 	domain.Ownership: "Proof of ownership", domain.MX: "MX: incoming mail", domain.SPF: "SPF: this server may send",
 	domain.DKIM: "DKIM: signing key", domain.DMARC: "DMARC: policy for forged mail",
 	domain.MTASTS: "MTA-STS: delivery over TLS only", domain.TLSRPT: "TLS reports",
 }
 
-// resultNames are what people call the results of a look at the DNS.
+// resultNames names the results of a DNS check for people.
 var resultNames = map[domain.Result]string{
 	domain.Unchecked: "not checked yet", domain.OK: "found", domain.Warning: "found, see below", domain.Missing: "missing",
 	domain.Wrong: "wrong", domain.Unreachable: "no answer",

@@ -16,9 +16,9 @@ import (
 // errNoFile means that an action has no such file.
 var errNoFile = fmt.Errorf("no such file: %w", store.ErrNotFound)
 
-// download answers with bytes that a stranger chose. A browser saves them and
-// does nothing else with them: no type of their own, no guessing, and where one
-// shows them all the same, nothing runs and they have no origin.
+// download answers with bytes that a stranger chose. A browser must only save them: they
+// have no type of their own, and the browser must not guess one. If it shows them all the
+// same, nothing runs and they have no origin.
 func download(w http.ResponseWriter, name string, data []byte) error {
 	disposition := mime.FormatMediaType("attachment", map[string]string{"filename": safeName(name)})
 	if disposition == "" {
@@ -29,7 +29,7 @@ func download(w http.ResponseWriter, name string, data []byte) error {
 	h.Set("Content-Disposition", disposition)
 	h.Set("Content-Security-Policy", "default-src 'none'; sandbox; frame-ancestors 'none'")
 	h.Set("Content-Length", strconv.Itoa(len(data)))
-	_, _ = w.Write(data) //nolint:gosec // it is saved, and shown by no browser; which may be gone
+	_, _ = w.Write(data) //nolint:gosec // saved, and not shown by a browser; the browser may be gone
 	return nil
 }
 
@@ -37,12 +37,12 @@ func download(w http.ResponseWriter, name string, data []byte) error {
 // a browser adds.
 const maxName = 120
 
-// reserved are names that are devices on some systems, whatever follows a dot.
+// reserved lists names of devices on some systems, which stay devices with any extension.
 var reserved = []string{"con", "prn", "aux", "nul", "com1", "com2", "com3", "com4", "com5", "com6", "com7", "com8", "com9", "lpt1", "lpt2", "lpt3", "lpt4", "lpt5", "lpt6", "lpt7", "lpt8", "lpt9"}
 
-// safeName returns the name under which a file may be saved. The attacks: a
-// folder, a hidden file, a device, and letters that turn round what follows
-// them, so that "invoice\u202efdp.exe" reads as a PDF.
+// safeName returns the name under which a file may be saved. The attacks: the name of a
+// folder, a hidden file or a device, and letters that reverse the text after them, so that
+// "invoice\u202efdp.exe" reads as a PDF.
 func safeName(name string) string {
 	name = strings.ToValidUTF8(name, "_")
 	name = name[strings.LastIndexAny(name, `/\`)+1:]

@@ -15,11 +15,11 @@ import (
 	"postern/internal/oversight"
 )
 
-// A difference is what one revision of an action changed of the one before.
+// A difference has the changes that a revision of an action made to the one before it.
 type difference struct {
 	Revision oversight.Revision
 	Changes  []mail.Change
-	Unkept   bool // one of both is kept no longer, or cannot be read
+	Unkept   bool // one of the two revisions is not kept any more, or cannot be read
 	Cut      bool // there are more changes
 }
 
@@ -51,15 +51,15 @@ type editPage struct {
 	ID, Digest    string
 	Version       int64
 	Notice        string
-	To, Cc, Bcc   string // a line each
+	To, Cc, Bcc   string // one address a line
 	Subject, Text string
 	Filter        filter
-	HTML          bool // an edited text takes the place of its HTML, too
+	HTML          bool // the email has HTML, which an edited text replaces too
 	Files         []oversight.File
 	Drop          []int // of Files
 }
 
-// Drops reports whether the file with this place is to be taken out.
+// Drops reports whether the file with index n is to be removed.
 func (p editPage) Drops(n int) bool { return slices.Contains(p.Drop, n) }
 
 // editHandlers lets a reviewer change an email before deciding on it.
@@ -95,7 +95,7 @@ func (s editHandlers) editable(r *http.Request, who auth.Principal, id string) (
 	}
 	join := func(list []string) string { return strings.Join(list, "\n") }
 	p := editPage{
-		ID: id, Digest: a.Hex(), Version: a.Version, To: join(sum.To), Cc: join(sum.Cc), Bcc: join(sum.Bcc), Subject: sum.Subject, Text: lines(strings.TrimRight(m.Text, "\n")), // as the form shows it: what is not touched must come back the same
+		ID: id, Digest: a.Hex(), Version: a.Version, To: join(sum.To), Cc: join(sum.Cc), Bcc: join(sum.Bcc), Subject: sum.Subject, Text: lines(strings.TrimRight(m.Text, "\n")), // as the form shows it: a field that is not touched must come back the same
 		HTML: m.HTML != "",
 	}
 	if p.Filter, err = filterOf(r); err != nil {
@@ -192,7 +192,7 @@ func (s editHandlers) edit(w http.ResponseWriter, r *http.Request, who auth.Prin
 	return s.back(w, r, id, "#s-changes")
 }
 
-// linesOf returns the lines of a text area that hold something.
+// linesOf returns the lines of a text area that are not empty.
 func linesOf(s string) []string {
 	out := []string{}
 	for line := range strings.Lines(s) {

@@ -23,7 +23,7 @@ import (
 var (
 	errHost = errors.New("the console is not served under this name")
 	errLink = errors.New("the link is not valid")
-	// errForm means that a form or an address cannot be taken; the text says why.
+	// errForm means that a form or an address is not valid; the text says why.
 	errForm = errors.New("invalid request")
 )
 
@@ -35,7 +35,7 @@ func formError(err error) error {
 	return fmt.Errorf("%w: the form could not be read", errForm)
 }
 
-// A failure is the page that is shown instead of the one asked for.
+// A failure is the page that is shown instead of the requested one.
 type failure struct {
 	status      int
 	Title, Text string
@@ -124,8 +124,8 @@ func signInAddress(next string) string {
 	return "/console/signin?" + url.Values{"next": {next}}.Encode()
 }
 
-// returnPath returns where to go after signing in: the page that was asked
-// for, or the one whose form was sent.
+// returnPath returns where to go after signing in: the requested page, or the page of the
+// form that was sent.
 func returnPath(r *http.Request) string {
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
 		return localPath(r.URL.RequestURI())
@@ -151,9 +151,9 @@ func returnPath(r *http.Request) string {
 	return localPath(p)
 }
 
-// localPath returns next if it is the address of a page of the console, else
-// that of the queue. The attack: a sign-in link that ends on another site, on
-// a page that looks like this one.
+// localPath returns next if it is the address of a page of the console, else that of the
+// overview. The attack: a sign-in link ends on another site, on a page that looks like
+// this one.
 func localPath(next string) string {
 	const home, most = "/console/", 2000 // bytes
 	if len(next) > most || strings.ContainsFunc(next, func(r rune) bool { return r <= ' ' || r == '\\' || r == 0x7f }) {
@@ -164,7 +164,7 @@ func localPath(next string) string {
 		return home
 	}
 	for part := range strings.SplitSeq(u.Path[1:], "/") {
-		// Browsers resolve .. before they ask, also where it is escaped.
+		// Browsers resolve .. before they send a request, even if it is escaped.
 		if part == ".." || part == "." || strings.ContainsFunc(part, func(r rune) bool { return r < ' ' || r == '\\' || r == 0x7f }) {
 			return home
 		}
@@ -175,7 +175,7 @@ func localPath(next string) string {
 		}
 	}
 	local := (&url.URL{Path: u.Path, RawPath: u.RawPath, RawQuery: u.RawQuery}).String()
-	if len(local) > most { // escaped it is longer
+	if len(local) > most { // escaping has made it longer
 		return home
 	}
 	return local

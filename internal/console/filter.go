@@ -20,8 +20,8 @@ import (
 // selects all, the most urgent first, by agent.
 type filter struct {
 	Kind  string
-	Agent string // id of an inbox, or a principal that has none
-	Words string // in the address of a recipient, a host or a name, lower case
+	Agent string // ID of an inbox, or a principal without one
+	Words string // text in the address of a recipient, a host or a name; lower case
 	Asked bool   // only actions that policy assigns to the viewer by name or role
 	Show  string // "assigned" to the viewer, "snoozed" by the viewer, or with a "grave" finding; else all
 	Sort  string // "age": the oldest first; else by risk
@@ -98,8 +98,7 @@ func (f filter) at(path string, pairs ...string) string {
 	return path + "?" + q.Encode()
 }
 
-// Page returns the address of the page with number n, as a link on a page of
-// the list has it.
+// Page returns the address of page n of a list, relative to the list.
 func (f filter) Page(n int) string { return f.at("", "page", strconv.Itoa(n)) }
 
 // Queue returns the address of the queue.
@@ -134,8 +133,8 @@ func (f filter) WithGroup(group string) string {
 	return f.Queue()
 }
 
-// WithAsked returns the address of the queue with only what the viewer is asked, or
-// with all.
+// WithAsked returns the address of the queue with only the actions that the viewer is asked
+// about, or with all.
 func (f filter) WithAsked() string {
 	f.Asked = !f.Asked
 	return f.Queue()
@@ -153,7 +152,7 @@ func (f filter) WithShow(show string) string {
 // Bare returns the address of the queue without a filter, in the same order.
 func (f filter) Bare() string { return filter{Sort: f.Sort, Group: f.Group}.Queue() }
 
-// Order says the order in words.
+// Order describes the order.
 func (f filter) Order() string {
 	out := "Most urgent first"
 	if f.Sort == "age" {
@@ -168,7 +167,7 @@ func (f filter) Order() string {
 	return out
 }
 
-// query returns the filter as the gate takes it.
+// query returns the filter as a query for the gate.
 func (f filter) query() oversight.QueueQuery {
 	q := oversight.QueueQuery{Words: f.Words, Mine: f.Asked, Assigned: f.Show == "assigned", Snoozed: f.Show == "snoozed", Grave: f.Show == "grave", Limit: maxQueue}
 	if f.Sort == "age" {
@@ -185,8 +184,8 @@ func (f filter) query() oversight.QueueQuery {
 	return q
 }
 
-// selects reports whether a matches the filter for the viewer who, in the list of what
-// was decided.
+// selects reports whether a matches the filter for the viewer who, in the list of decided
+// actions.
 func (f filter) selects(who auth.Principal, a *oversight.Action) bool {
 	switch {
 	case f.Kind != "" && string(a.Kind) != f.Kind, f.Agent != "" && agentKey(a) != f.Agent, f.Asked && !isApprover(who, a):

@@ -23,12 +23,12 @@ import (
 // styles, so three independent defenses apply: the frame's sandbox attribute,
 // the document's Content-Security-Policy, and the sanitizer [rendered].
 
-// framePolicy lets a mail's own styles and the pictures inside it be shown, in
-// a frame of ours, and nothing be fetched, run, sent or opened.
+// framePolicy allows the styles and the inline pictures of a mail, in a frame of ours.
+// Nothing can be fetched, run, sent or opened.
 const framePolicy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'; frame-ancestors 'self'; sandbox"
 
-// maxFrame bounds the HTML that is rendered, in bytes. What has more is read as
-// text, and as source.
+// maxFrame bounds the HTML that is rendered, in bytes. Larger HTML is shown as text and as
+// source.
 const maxFrame = 1 << 20
 
 var errFrame = errors.New("the HTML is too large or too deep to be rendered here")
@@ -36,23 +36,23 @@ var errFrame = errors.New("the HTML is too large or too deep to be rendered here
 // A rendering is a mail's HTML as the frame shows it.
 type rendering struct {
 	Document []byte
-	Remote   int // pictures that are elsewhere, and are not fetched
+	Remote   int // remote pictures, which are not fetched
 	Left     int // elements that are left out: scripts, frames, forms' targets
 }
 
-// dropped are elements that are left out with what is in them. The attack in
-// those that look harmless: a link element lets a browser connect somewhere, a
-// meta element leads elsewhere or changes how the rest is read, a base element
-// changes what every address means.
+// dropped lists elements that are left out with their content. Some of them look harmless.
+// The attack: a link element lets a browser connect somewhere, a meta element leads
+// elsewhere or changes how the rest is read, a base element changes what every address
+// means.
 var dropped = map[atom.Atom]bool{
 	atom.Script: true, atom.Link: true, atom.Meta: true, atom.Base: true, atom.Iframe: true, atom.Frame: true, atom.Frameset: true,
 	atom.Object: true, atom.Embed: true, atom.Applet: true, atom.Template: true, atom.Audio: true, atom.Video: true, atom.Source: true,
 	atom.Track: true, atom.Svg: true, atom.Math: true, atom.Title: true, atom.Noembed: true, atom.Noframes: true, atom.Plaintext: true, atom.Xmp: true,
 }
 
-// kept are the attributes that are kept: how it looks, and nothing that is an
-// address or a handler. An event's handler would not run, but there is no reason
-// to rely on that alone.
+// kept lists the attributes that are kept: those that affect the looks, but no addresses
+// and no event handlers. A handler would not run, but there is no reason to rely on that
+// alone.
 var kept = []string{
 	"abbr", "align", "alt", "axis", "bgcolor", "border", "bordercolor", "cellpadding", "cellspacing", "char", "class", "clear", "color", "cols", "colspan",
 	"compact", "dir", "disabled", "face", "frame", "headers", "height", "hidden", "hspace", "id", "lang", "noshade", "nowrap", "open", "reversed", "role",
@@ -72,7 +72,7 @@ func rendered(doc string) (rendering, error) {
 	r.clean(tree)
 	var b bytes.Buffer
 	b.WriteString(`<!doctype html><meta charset="utf-8"><style>html{background:#fff;color:#000;color-scheme:light}body{margin:1rem;font:15px/1.45 system-ui,"DejaVu Sans",sans-serif;overflow-wrap:anywhere}[title^="leads to"]{color:#0645ad;text-decoration:underline}.postern-left-out{border:1px dashed #888;color:#555;padding:0 .4em;font:13px system-ui,sans-serif}</style>`)
-	for n := range tree.Descendants() { // head and body alone: our own doctype and charset hold
+	for n := range tree.Descendants() { // head and body alone: our own doctype and charset apply
 		if n.DataAtom == atom.Head || n.DataAtom == atom.Body {
 			for c := range n.ChildNodes() {
 				if err := html.Render(&b, c); err != nil {
@@ -172,7 +172,7 @@ func cleanCSS(css string) string {
 		return ""
 	}
 	const inert = "left-out("
-	low := strings.Map(func(r rune) rune { // not ToLower: places must stay the same
+	low := strings.Map(func(r rune) rune { // not ToLower: offsets must stay the same
 		if 'A' <= r && r <= 'Z' {
 			return r + 'a' - 'A'
 		}
@@ -207,7 +207,7 @@ func cleanCSS(css string) string {
 	return b.String()
 }
 
-// contentHandlers serves the parts of a proposed email: its HTML and source.
+// contentHandlers serves the HTML of a proposed email, and the source of a proposed action.
 type contentHandlers struct{ reviews }
 
 func (s contentHandlers) routes() []route {
@@ -217,8 +217,8 @@ func (s contentHandlers) routes() []route {
 	}
 }
 
-// frame is the rendered view of an email with the digest that the page around
-// it shows.
+// frame answers with the rendered view of an email, if the email has the digest that the
+// page around the frame shows.
 func (s contentHandlers) frame(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {
@@ -228,7 +228,7 @@ func (s contentHandlers) frame(w http.ResponseWriter, r *http.Request, who auth.
 	return frameOf(w, l.HTML, err)
 }
 
-// frameOf answers with hostile HTML as a frame shows it, or says there why not.
+// frameOf answers with hostile HTML as a frame shows it, or with the reason why it does not.
 func frameOf(w http.ResponseWriter, doc string, err error) error {
 	w.Header().Set("Content-Security-Policy", framePolicy)
 	w.Header().Set("X-DNS-Prefetch-Control", "off")
@@ -255,17 +255,17 @@ func frameOf(w http.ResponseWriter, doc string, err error) error {
 	return nil
 }
 
-// errOther means that what is asked for is of other bytes than the page showed.
+// errOther means that the content of an action is not the content that the page showed.
 var errOther = errors.New("the action has other content than the page showed")
 
-// sameDigest reports whether the address names the action as it is now.
+// sameDigest reports whether the address has the digest of the action as it is now.
 func sameDigest(r *http.Request, a *oversight.Action) bool {
 	return subtle.ConstantTimeCompare([]byte(r.URL.Query().Get("digest")), []byte(a.Hex())) == 1 && a.Dropped.IsZero()
 }
 
-// letter returns the email that an action would send, read. The address has the
-// digest of what its page shows: a frame, or a file, of something else would be
-// looked at in its place.
+// letter returns the parsed email that an action would send. The address must have the
+// digest that the page shows: otherwise a reviewer could look at a frame or a file with
+// other content.
 func (s contentHandlers) letter(r *http.Request, who auth.Principal, id string) (mail.Message, error) {
 	a, err := s.gate.Action(r.Context(), who, id)
 	if err != nil {
@@ -278,8 +278,8 @@ func (s contentHandlers) letter(r *http.Request, who auth.Principal, id string) 
 	return o.Message, err
 }
 
-// raw is the source of the email that an action would send, as it will leave,
-// as a file.
+// raw answers with a file that has the source of an action. For an email, these are the
+// bytes that will leave.
 func (s contentHandlers) raw(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	id, err := pathAction(r)
 	if err != nil {

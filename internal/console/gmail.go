@@ -17,7 +17,7 @@ import (
 // GmailCallback is the path to which Google sends a browser back.
 const GmailCallback = "/console/mailboxes/gmail/callback"
 
-// A gmailPage is one of the steps by which a mailbox at Gmail is connected.
+// A gmailPage shows one of the steps in which a mailbox at Gmail is connected.
 type gmailPage struct {
 	Notice   string
 	Redirect string // to register at Google
@@ -25,9 +25,9 @@ type gmailPage struct {
 	// The first step: as typed before. The secret is not shown again.
 	ClientID, Connection, Hint string
 
-	URL string // the second: where the person goes, at Google
+	URL string // the second step: the address at Google to go to
 
-	// The third: what Google sent along.
+	// The third step: the parameters that Google sent.
 	Back               bool
 	State, Code, Error string
 }
@@ -51,8 +51,8 @@ func (s gmailHandlers) signIns() (*gmail.SignIns, error) {
 	return s.conf.Gmail, nil
 }
 
-// redirect is the address of the callback as the browser knows this server. Its host is
-// one that the operator has set: others are refused before anything is served.
+// redirect returns the address of the callback, under the host name that the browser used.
+// The operator has set that name: requests with other names are refused before.
 func (s gmailHandlers) redirect(r *http.Request) string {
 	scheme := "http://"
 	if s.site(r).Secure {
@@ -89,14 +89,14 @@ func (s gmailHandlers) begin(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if err != nil {
 		return err
 	}
-	// In this browser alone. The attack: a page sends another person's browser to the
-	// callback with a code of the attacker's account.
+	// The token is in this browser alone. The attack: a page sends another person's browser
+	// to the callback with a code of the attacker's account.
 	s.setSignIn(w, started.Token.Reveal()+"."+p.Connection, int(time.Until(started.Expire).Seconds()))
-	// A link, since a form must not lead to another site.
+	// Show a link: a form must not lead to another site.
 	return s.show(w, r, who, http.StatusOK, gmailPage{URL: started.URL})
 }
 
-// signInCookie is the name of the cookie with a sign-in that waits; see
+// signInCookie returns the name of the cookie with a pending sign-in; see
 // [Server.cookie].
 func (s gmailHandlers) signInCookie() string {
 	if s.conf.Secure {
@@ -115,8 +115,8 @@ func (s gmailHandlers) setSignIn(w http.ResponseWriter, value string, seconds in
 	})
 }
 
-// back shows what Google sent along, in a form. A browser that comes from Google sends
-// no cookie of ours, and a GET changes nothing; the click on the button does.
+// back shows a form with what Google sent. A browser that comes from Google sends no cookie
+// of ours, and a GET changes nothing. The person finishes the sign-in with the form's button.
 func (s gmailHandlers) back(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	q := r.URL.Query()
 	p := gmailPage{Back: true, State: q.Get("state"), Code: q.Get("code"), Error: q.Get("error")}

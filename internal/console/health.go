@@ -18,9 +18,9 @@ type healthRow struct {
 	Tone string // good, warn, bad, or empty: not known
 	Text string
 	Hint string
-	Said string // beside it
-	Link string // what to do, or empty
-	Do   string // its text
+	Said string // text beside it
+	Link string // address of a page that helps, or empty
+	Do   string // text of the link
 }
 
 // Symbol returns the symbol of the check.
@@ -93,16 +93,16 @@ func (s overviewHandlers) health(ctx context.Context, tx *store.Tx, who auth.Pri
 	return out, nil
 }
 
-// backupAge is the age from which a backup is called old.
+// backupAge is the age from which a backup counts as old.
 const backupAge = 7 * 24 * time.Hour
 
-// withBackup adds how old the newest backup is. Only those of "postern backup" are known:
-// with PostgreSQL backups are made by pg_dump, so there the overview does not speak of them.
+// withBackup adds a row with the age of the newest backup. Only backups of "postern backup"
+// are known. With PostgreSQL, pg_dump makes the backups, so the overview has no such row.
 func (s overviewHandlers) withBackup(ctx context.Context, tx *store.Tx, rows []healthRow) ([]healthRow, error) {
 	if s.db.Concurrent() {
 		return rows, nil
 	}
-	// The database is copied for all projects, and the record has it by its object's index.
+	// A backup covers all projects. The record's index of objects finds its entry.
 	last, err := audit.List(ctx, tx, audit.Query{Object: audit.Database, Verb: string(audit.RecordBackup), Limit: 1})
 	if err != nil {
 		return nil, err
@@ -120,7 +120,7 @@ func (s overviewHandlers) withBackup(ctx context.Context, tx *store.Tx, rows []h
 // shownDomains is how many domains with a problem the overview names.
 const shownDomains = 3
 
-// withDomains adds what the last check of the DNS found about the project's own domains.
+// withDomains adds the results of the last DNS checks of the project's own domains.
 func (s overviewHandlers) withDomains(ctx context.Context, who auth.Principal, rows []healthRow) ([]healthRow, error) {
 	all, err := s.domains.Domains(ctx, who)
 	if err != nil || len(all) == 0 {
@@ -139,7 +139,7 @@ func (s overviewHandlers) withDomains(ctx context.Context, who auth.Principal, r
 	if n := len(all) - len(bad); n > 0 {
 		rows = append(rows, healthRow{"good", count(n, "domain is", "domains are") + " well: MX, SPF, DKIM", "", "", "/console/domains", "Domains"})
 	}
-	// What is worst comes first.
+	// The worst rows come first.
 	slices.SortStableFunc(bad, func(a, b healthRow) int { return strings.Compare(a.Tone, b.Tone) })
 	if len(bad) > shownDomains {
 		more := healthRow{bad[shownDomains].Tone, count(len(bad)-shownDomains, "more domain has", "more domains have") + " a problem", "", "", "/console/domains", "Domains"}
@@ -148,8 +148,8 @@ func (s overviewHandlers) withDomains(ctx context.Context, who auth.Principal, r
 	return append(rows, bad...), nil
 }
 
-// domainHealth returns what is wrong with a domain, in words; not ok means nothing is. Found
-// and expected values are not shown: they are long, and the domain's page has them.
+// domainHealth returns a row that says what is wrong with a domain. bad is false if nothing
+// is. Found and expected values are not shown: they are long, and the domain's page has them.
 func domainHealth(d domain.Domain, records []domain.Record) (row healthRow, bad bool) {
 	row = healthRow{"warn", d.Name, "", "", "/console/domains/" + d.ID, "Look"}
 	var wrong []string
@@ -175,13 +175,14 @@ func domainHealth(d domain.Domain, records []domain.Record) (row healthRow, bad 
 			return row, false
 		}
 	}
-	// Several keys sign: each is named once.
+	// A domain can have several DKIM keys: the same result is named once.
 	slices.Sort(wrong)
 	row.Hint = strings.Join(slices.Compact(wrong), ", ")
 	return row, true
 }
 
-// diskHealth links the disk's page, and says how full it is to those who may know.
+// diskHealth returns the row that links to the disk page. With shown, the row also says how
+// full the disk is.
 func diskHealth(d diskState, shown bool) healthRow {
 	row := healthRow{"", "Disk", "", "", "/console/disk", "Look"}
 	if !shown || d.Total == 0 {

@@ -10,17 +10,17 @@ import (
 	"postern/internal/mail"
 )
 
-// A spelled name is an address or a host for a person who compares it with one that
-// they know. The attack: a domain with a Cyrillic letter in it looks the same as the
-// one that is meant. Where a name has letters outside ASCII each of them is marked,
-// and the name as DNS has it stands beside it.
+// A spelled is an address or a host, for a person who compares it with one that they know.
+// The attack: a domain with a Cyrillic letter looks the same as the one that is meant. If a
+// name has letters outside ASCII, each of them is marked, and the name as DNS has it is
+// shown beside it.
 type spelled struct {
 	Parts []letters
 	Real  string // as DNS has it, with xn--; empty if the name is ASCII alone
 	Odd   string // the marked letters in words: "Cyrillic о"
 }
 
-// Letters are a piece of a spelled name.
+// A letters is a piece of a spelled name.
 type letters struct {
 	Text string
 	Odd  bool // outside ASCII
@@ -29,8 +29,8 @@ type letters struct {
 // maxOdd bounds how many letters are named in a sentence.
 const maxOdd = 4
 
-// spell returns name as it is shown in full. Where it cannot be read as a name of DNS
-// it is shown as it is.
+// spell returns name as it is shown in full. If it is not a valid DNS name, it is shown as
+// it is.
 func spell(name string) spelled {
 	local, host := "", name
 	if i := strings.LastIndexByte(name, '@'); i >= 0 {
@@ -76,8 +76,8 @@ func escape(s string) string {
 	return b.String()
 }
 
-// script names the script of a letter, or returns an empty string for those that
-// belong to none alone.
+// script names the script of a letter, or returns an empty string if the letter belongs to
+// none of these scripts.
 func script(r rune) string {
 	for _, name := range []string{"Latin", "Cyrillic", "Greek", "Armenian", "Cherokee", "Georgian", "Hebrew", "Arabic", "Han", "Hiragana", "Katakana", "Hangul", "Thai", "Devanagari"} {
 		if unicode.Is(unicode.Scripts[name], r) {

@@ -24,14 +24,14 @@ import (
 	"postern/internal/store"
 )
 
-// A listedInbox is one with what is known of it without opening it.
+// A listedInbox is an inbox with what is known without opening it.
 type listedInbox struct {
 	directory.Inbox
 	Usage mailbox.Usage
 	Keys  int // credentials that may open it
 }
 
-// Full says how much of its room is taken, in percent.
+// Full returns the used part of the inbox's room, in percent.
 func (l listedInbox) Full() int64 {
 	if l.MaxBytes <= 0 {
 		return 0
@@ -39,18 +39,18 @@ func (l listedInbox) Full() int64 {
 	return min(100, l.Usage.Bytes*100/l.MaxBytes)
 }
 
-// IsDeleted reports whether it is gone but for its grace time.
+// IsDeleted reports whether the inbox is deleted; it can be restored within its grace time.
 func (l listedInbox) IsDeleted() bool { return !l.Deleted.IsZero() }
 
-// An inboxesPage is all inboxes, and the form that makes one.
+// An inboxesPage lists all inboxes, and has the form that makes one.
 type inboxesPage struct {
 	Inboxes []listedInbox
 	Deleted []listedInbox
-	Codes   []mailbox.ConnectCode // which can be used, or were shown again after their use
+	Codes   []mailbox.ConnectCode // usable ones, and used ones that somebody tried again
 	Ended   []mailbox.ConnectCode // the others
 	Domains []string              // in which inboxes may be made, the server's own first
 	Notice  string
-	Name    string // as typed into a form that could not be taken
+	Name    string // as typed into a rejected form
 	Display string
 	Domain  string
 	Expires string
@@ -113,7 +113,7 @@ func (s inboxHandlers) showInboxes(w http.ResponseWriter, r *http.Request, who a
 	return s.render(r.Context(), w, status, page{Name: "inboxes", Title: "Inboxes", Who: who, Here: "inboxes", Body: v})
 }
 
-// formDate reads the date of a form's field, to its end. Empty is the zero time.
+// formDate returns the end of the day in a form's field, or zero if the field is empty.
 func formDate(r *http.Request, field string) (time.Time, error) {
 	v := strings.TrimSpace(r.PostForm.Get(field))
 	if v == "" {
@@ -143,7 +143,7 @@ func refused(err error) string {
 	return ""
 }
 
-// A keyPage shows credentials, this once.
+// A keyPage shows credentials. They are shown only once.
 type keyPage struct {
 	Inbox    directory.Inbox
 	Key      string
@@ -206,17 +206,17 @@ func (s inboxHandlers) showKey(ctx context.Context, w http.ResponseWriter, who a
 
 var inboxID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^ibx_[A-Z2-7]{26}$`) })
 
-// An inboxPage is one inbox: what it may, who may open it, and no mail.
+// An inboxPage shows one inbox: its rights and who may open it, but no mail.
 type inboxPage struct {
 	listedInbox
 	Parts   []keyring.Part
 	Notice  string
 	Grace   time.Duration
-	Ends    string // the date, as a form's field has it
+	Ends    string // the date of expiry, in the format of a form's field
 	MaxMB   int64
 	MostMB  int64
 	Domain  string
-	LastKey string // a credential that may be revoked only when that is said twice
+	LastKey string // the last key that can manage the inbox, if its revocation must be confirmed
 
 	Sending   quota.Sending
 	Quotas    []quota.Quota
@@ -226,7 +226,7 @@ type inboxPage struct {
 	Allowed []mailbox.AllowEntry
 }
 
-// quotaText says what is left of a limit: its name is for programs.
+// quotaText describes what is left of a limit. The limit's own name is for programs.
 func quotaText(q quota.Quota) string {
 	_, what, _ := strings.Cut(q.Name, "-")
 	window, unit, _ := strings.Cut(what, "-")
@@ -245,7 +245,7 @@ type limitField struct {
 	Value       int64
 }
 
-// Limits are the fields of the form that limits what the inbox sends.
+// Limits returns the fields of the form that limits what the inbox sends.
 func (p inboxPage) Limits() []limitField {
 	l := p.Sending.Limits
 	return []limitField{
@@ -448,7 +448,7 @@ func (s inboxHandlers) recoverInbox(w http.ResponseWriter, r *http.Request, who 
 	return s.showKey(r.Context(), w, who, keyPage{Inbox: b, Key: fresh.Reveal(), Revoked: revoke})
 }
 
-// partKind is what people call a credential.
+// partKind returns the name of a kind of credential for people.
 func partKind(p keyring.Part) string {
 	if p.Kind == auth.ContextKey {
 		return "context grant"
@@ -468,7 +468,7 @@ func partKind(p keyring.Part) string {
 	return string(p.Kind)
 }
 
-// partMay is what a credential may do, in words.
+// partMay describes what a credential may do.
 func partMay(p keyring.Part) string {
 	if p.Kind == auth.Recovery {
 		return "create a new key"

@@ -16,8 +16,8 @@ import (
 	"postern/internal/store"
 )
 
-// An inviteForm is what a person asks of a connect code. The zero one asks for what the
-// form shows at first.
+// An inviteForm has what a person asks of a connect code. [inviteForm.Chosen] fills empty
+// fields with the defaults of the form.
 type inviteForm struct {
 	Name  string
 	Mode  policy.Mode
@@ -25,11 +25,11 @@ type inviteForm struct {
 	For   string // how long the code is valid, as [time.ParseDuration] reads it
 }
 
-// An option is one of a form's list.
+// An option is an entry of a list in a form.
 type option struct{ Value, Text string }
 
-// Scopes are the scopes that a code's key can have: the key is the only one of its
-// inbox, so it reads.
+// Scopes returns the scopes that a code's key can have. All of them can read: the key is
+// the only one of its inbox.
 func (inviteForm) Scopes() []option {
 	return []option{
 		{string(seal.Manage), "everything, also manage the inbox and its keys"},
@@ -40,12 +40,12 @@ func (inviteForm) Scopes() []option {
 	}
 }
 
-// Times are how long a code can be valid.
+// Times returns how long a code can be valid.
 func (inviteForm) Times() []option {
 	return []option{{"1h", "1 hour"}, {"8h", "8 hours"}, {"24h", "1 day"}, {"168h", "7 days"}, {"720h", "30 days"}}
 }
 
-// Chosen returns f with what the form shows at first in its empty fields.
+// Chosen returns f with the defaults of the form in its empty fields.
 func (f inviteForm) Chosen() inviteForm {
 	if f.Mode == "" {
 		f.Mode = policy.GatedSend
@@ -62,7 +62,7 @@ func isOpen(c mailbox.ConnectCode) bool {
 	return c.Used.IsZero() && c.Withdrawn.IsZero() && c.Expires.After(time.Now())
 }
 
-// An invitePage shows a connect code, this once.
+// An invitePage shows a connect code. The code is shown only once.
 type invitePage struct {
 	Code   mailbox.ConnectCode
 	Prompt string // the sentence to paste, with the code in it

@@ -15,7 +15,7 @@ type kindLook struct {
 	Icon   string
 	Name   string // on the page of one
 	Plural string // on the chip that selects the kind
-	Lead   string // before its target, for those who hear the row
+	Lead   string // before its target, for people who use a screen reader
 	Wants  string // what the agent wants, after its name
 	Button string // what the button does
 }
@@ -61,8 +61,8 @@ func kindLooks(k policy.Kind) kindLook {
 	return kindLook{"list", k.Title(), k.Title(), k.Title(), "asks for this", "Approve"}
 }
 
-// target returns what an action is aimed at, in a few words: the recipient, the host,
-// the program. It is read from what policy was asked, so that a list needs no contents.
+// target returns the target of an action in a few words: the recipient, the host, the
+// program. It reads only the request to the policy, so that a list needs no contents.
 func target(a *oversight.Action) string {
 	d := a.Request.Detail
 	switch a.Kind {
@@ -160,7 +160,7 @@ func (r *review) says(missing int) says {
 	return says{"Carries out ", "exactly this", ", once."}
 }
 
-// sends is the sentence for mail.
+// sends returns the sentence for mail.
 func (r *review) sends() says {
 	s := says{Before: "Sends ", Exactly: "these exact " + kilobytes(int64(len(r.Payload))), After: " to " + count(r.Count(), "address", "addresses")}
 	if n := len(r.Hidden); n > 0 {
@@ -177,7 +177,7 @@ func (r *review) sends() says {
 	return s
 }
 
-// kilobytes writes a number of bytes as the sentence above the buttons has it.
+// kilobytes writes a number of bytes for the sentence above the buttons.
 func kilobytes(n int64) string {
 	switch {
 	case n < 1000:
@@ -188,7 +188,7 @@ func kilobytes(n int64) string {
 	return fmt.Sprintf("%.1f MB", float64(n)/1e6)
 }
 
-// approveLabel is what the button says.
+// approveLabel returns the label of the button.
 func (r *review) approveLabel(missing int) string {
 	if missing > 1 {
 		return fmt.Sprintf("Approve as one of %d", r.Approvers)

@@ -12,16 +12,16 @@ import (
 // latelyTime is how far back the page of an action looks at its agent.
 const latelyTime = 30 * 24 * time.Hour
 
-// A lately is what came of an agent's proposals in the last 30 days.
+// A lately has the outcomes of an agent's proposals in the last 30 days.
 type lately struct {
 	Done, Rejected, Edited int64
 	Reason                 string // of the last rejection by a person; empty if there is none
-	By                     string // a principal, who rejected it
+	By                     string // the principal who rejected it
 	At                     time.Time
 }
 
-// lately reads what came of the proposals for a's inbox. The caller may see a, and with it
-// its project.
+// lately reads the outcomes of the proposals for a's inbox. The caller must have checked
+// that the viewer may see a, and with it its project.
 func (s reviews) lately(ctx context.Context, a *oversight.Action) (l lately, err error) {
 	if a.Inbox == "" {
 		return l, nil

@@ -23,7 +23,7 @@ const (
 	maxStreams = 24               // concurrent streams per person
 )
 
-// errStreams means that a person watches with too many pages.
+// errStreams means that too many pages of a person watch for changes.
 var errStreams = errors.New("too many open pages watch for changes")
 
 // A pulse is the cached mark of a project's queue.
@@ -59,7 +59,7 @@ func (s liveHandlers) pulse(ctx context.Context, who auth.Principal, age time.Du
 	return fresh, nil
 }
 
-// A beatEvent is what a stream tells a page.
+// A beatEvent is an event that a stream sends to a page.
 type beatEvent struct {
 	Waiting int    `json:"waiting"`
 	Mark    string `json:"mark"` // of what is watched
@@ -112,7 +112,7 @@ func (s liveHandlers) enter(who auth.Principal) (func(), error) {
 	}, nil
 }
 
-// Close ends the streams, for which a server that shuts down would wait.
+// Close ends the streams. A server that shuts down would wait for them otherwise.
 func (s *Server) Close() { s.closing.Do(func() { close(s.closed) }) }
 
 // events streams to an open page the number of waiting actions and the mark of

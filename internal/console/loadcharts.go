@@ -8,7 +8,7 @@ import (
 	"postern/internal/sandbox"
 )
 
-// The size of a chart, in the units of its drawing, and of what is drawn inside.
+// The sizes of the charts, and of the area inside that is drawn on, in units of the drawing.
 const (
 	loadLeft, loadRight    = 46, 316
 	loadTop, loadBottom    = 8, 92
@@ -16,26 +16,26 @@ const (
 	mostPoints             = 180 // of a line; more cannot be told apart
 )
 
-// A gridline is a line of a chart with what it stands for.
+// A gridline is a line of a chart with its value.
 type gridline struct {
 	Y     string
 	Text  string
 	Limit bool // what the sandbox may use at most
 }
 
-// A mark on the axis of time.
+// A chartMark is a mark on the time axis.
 type chartMark struct {
 	X     int
 	Class string
 	Text  string
 }
 
-// A chart is a drawing of an hour. It has no style of its own: classes alone.
+// A chart is a drawing of one hour. It has classes, and no style of its own.
 type chart struct {
-	Label string // all of it in words, for who does not see it
+	Label string // all of it in words, for those who do not see it
 	Now   string
 	What  string
-	Side  string // beside it
+	Side  string // text beside the chart
 	Lines []gridline
 	Path  string
 	Area  string
@@ -48,7 +48,7 @@ type point struct {
 	v  float64
 }
 
-// heightOf writes where a value is drawn.
+// heightOf returns the Y coordinate of a value.
 func heightOf(v, most float64) float64 {
 	if most <= 0 {
 		return loadBottom
@@ -56,8 +56,8 @@ func heightOf(v, most float64) float64 {
 	return loadBottom - (loadBottom-loadTop)*min(1, max(0, v/most))
 }
 
-// thinned leaves at most mostPoints points: of each part the highest, since a peak is
-// what people look for.
+// thinned returns at most mostPoints points: the highest of each part, since people look
+// for peaks.
 func thinned(all []point) []point {
 	if len(all) <= mostPoints {
 		return all
@@ -76,7 +76,7 @@ func thinned(all []point) []point {
 	return out
 }
 
-// drawn draws the points between two times. A gap, as of a pause, is no line.
+// drawn draws the points between two times. It draws no line across a gap, such as a pause.
 func drawn(all []point, from, to time.Time, most float64) (line, area string) {
 	width := to.Sub(from).Seconds()
 	if width <= 0 {
@@ -87,7 +87,7 @@ func drawn(all []point, from, to time.Time, most float64) (line, area string) {
 		return loadLeft + (loadRight-loadLeft)*min(1, max(0, t.Sub(from).Seconds()/width))
 	}
 	first := -1
-	end := func(i int) { // of a stretch without a gap
+	end := func(i int) { // ends a stretch without a gap
 		if first >= 0 {
 			fmt.Fprintf(&under, "L%.1f %dL%.1f %dZ", x(all[i].at), loadBottom, x(all[first].at), loadBottom)
 		}
@@ -109,7 +109,7 @@ func drawn(all []point, from, to time.Time, most float64) (line, area string) {
 	return b.String(), under.String()
 }
 
-// chartsOf draws what was measured in the hour before now.
+// chartsOf draws the measurements of the hour before now.
 func chartsOf(samples []sandbox.Sample, now time.Time) (out []chart) {
 	if len(samples) == 0 {
 		return nil
@@ -151,7 +151,7 @@ func chartsOf(samples []sandbox.Sample, now time.Time) (out []chart) {
 	return out
 }
 
-// sparkPath draws the CPU of a quarter of an hour in a cell of a table.
+// sparkPath draws the CPU use of the newest 60 samples in a cell of a table.
 func sparkPath(samples []sandbox.Sample) string {
 	var b strings.Builder
 	n := min(len(samples), 60)

@@ -40,7 +40,7 @@ func (m shownMailbox) Provider() string {
 	return "IMAP and SMTP, " + host
 }
 
-// State is the phase in words.
+// State returns the phase in words.
 func (m shownMailbox) State() string {
 	switch m.Phase {
 	case connector.SignIn:
@@ -63,7 +63,7 @@ func (m shownMailbox) Progress() string {
 	return count(int(m.Done), "message", "messages")
 }
 
-// SignInAt is the address of the form for a new credential.
+// SignInAt returns the address of the form for a new credential.
 func (m shownMailbox) SignInAt() string {
 	if m.IsGmail() {
 		return "/console/mailboxes/gmail?" + url.Values{"connection": {m.Address}}.Encode()
@@ -71,7 +71,7 @@ func (m shownMailbox) SignInAt() string {
 	return "/console/mailboxes/" + m.ID + "#s-signin"
 }
 
-// A mailboxesPage is all connections, and the form that makes one.
+// A mailboxesPage lists all connections, and has the form that makes one.
 type mailboxesPage struct {
 	Mailboxes []shownMailbox
 	Notice    string
@@ -189,7 +189,7 @@ func (s mailboxHandlers) connect(w http.ResponseWriter, r *http.Request, who aut
 	return s.showKey(r.Context(), w, who, c, key)
 }
 
-// showKey shows the key of a new connection's inbox, this once.
+// showKey shows the key of a new connection's inbox. The key is shown only once.
 func (s mailboxHandlers) showKey(ctx context.Context, w http.ResponseWriter, who auth.Principal, c connector.Connection, key auth.Secret) error {
 	return inboxHandlers(s).showKey(ctx, w, who, keyPage{Inbox: directory.Inbox{ID: c.Inbox, Address: c.Address, Project: c.Project}, Key: key.Reveal(), Made: true})
 }
@@ -212,7 +212,7 @@ func (s mailboxHandlers) showMailbox(w http.ResponseWriter, r *http.Request, who
 	return s.render(r.Context(), w, status, page{Name: "mailbox", Title: p.Address, Who: who, Here: "inboxes", Body: p})
 }
 
-// change is what the forms on a connection's page do.
+// change handles the forms on a connection's page.
 func (s mailboxHandlers) change(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	cs, err := s.connections()
 	if err != nil {
@@ -239,8 +239,8 @@ func (s mailboxHandlers) change(w http.ResponseWriter, r *http.Request, who auth
 	return s.after(w, r, who, p, err)
 }
 
-// disconnect ends a connection that a person has ticked: it cannot be undone without the
-// credential.
+// disconnect ends a connection if the person has ticked the box: it cannot be undone without
+// the credential.
 func (s mailboxHandlers) disconnect(w http.ResponseWriter, r *http.Request, who auth.Principal, cs *connector.Connections) error {
 	if sure, _ := strconv.ParseBool(r.PostForm.Get("sure")); !sure {
 		return s.showMailbox(w, r, who, http.StatusBadRequest, mailboxPage{Notice: "Nothing was changed. Tick the box to disconnect the mailbox."})

@@ -19,10 +19,10 @@ type modeChoice struct {
 	Mode    policy.Mode
 	Means   string
 	Current bool
-	Looser  bool // than the one that it has
+	Looser  bool // looser than the current one
 }
 
-// modeChoices are the modes, as seen from one of them.
+// modeChoices returns all modes; now is the current one.
 func modeChoices(now policy.Mode) (out []modeChoice) {
 	past := false
 	for _, m := range policy.Modes() {
@@ -61,7 +61,7 @@ func (s modeHandlers) setMode(w http.ResponseWriter, r *http.Request, who auth.P
 	return s.back(w, r, who, err)
 }
 
-// modeCode makes a code with which the inbox's key raises its mode, once.
+// modeCode makes a code with which a holder of the inbox's key can set the mode, once.
 func (s modeHandlers) modeCode(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	b, err := s.findInbox(r, who)
 	if err != nil {

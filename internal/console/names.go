@@ -17,18 +17,18 @@ import (
 
 // Pages call people, agents, sandboxes and keys by their names. A template writes
 // {{template "who" .Proposer}} with a principal such as "agent:crd_…", or with
-// "inbox:inb_…" for the agent of an inbox. While a page is rendered, each becomes a
-// mark; [Server.render] then looks all of them up together, with one query for each kind
-// and none for each row, and puts the names in.
+// "inbox:ibx_…" for the agent of an inbox. While a page is rendered, each becomes a
+// mark. [Server.render] then looks all of them up together, with a few queries for the
+// page and none for each row, and puts the names in.
 //
 // The attack: code calls its sandbox "person:ann", "ann", or something that only looks
 // like it (other letters, other directions), and a reviewer reads that Ann did
 // something. Names of people and addresses of inboxes are ASCII by their own rules. A
 // sandbox's name comes from whoever created it, so it is shown only if it is plain ASCII
-// and reads like nobody's name here; see [plainly]. And the kind stands before each
-// name that is not a person's, as a symbol and in words.
+// and is not similar to a name of a person or agent here; see [plainly]. In addition, each
+// name that is not a person's follows its kind, as a symbol and in words.
 
-// A called is what a page calls a principal.
+// A called is the name of a principal, as a page shows it.
 type called struct {
 	Text   string // the name
 	Kind   string // in words; empty for a person
@@ -37,11 +37,11 @@ type called struct {
 	Link   string // page about it, or empty
 }
 
-// names are what principals are called; the zero value knows none of them.
+// names maps principals to their names; the zero value has none.
 type names map[string]called
 
-// of returns what p is called. What was not looked up, or is not there any more, is
-// called by its kind and ID.
+// of returns the name of p. A principal that was not looked up, or does not exist any more,
+// is named by its kind and ID.
 func (n names) of(p string) called {
 	if c, ok := n[p]; ok {
 		return c
@@ -49,7 +49,7 @@ func (n names) of(p string) called {
 	return nameless(p)
 }
 
-// nameless returns what a page calls a principal about which nothing is known.
+// nameless returns the name of a principal about which nothing is known.
 func nameless(p string) called {
 	kind, id, found := strings.Cut(p, ":")
 	if !found {
@@ -86,9 +86,9 @@ func beginning(id string) string {
 	return id
 }
 
-// plainName is what a name from outside may consist of. It has no ":", no "@" and no
-// letters of other scripts: it cannot be taken for a principal or an address, and nothing
-// in it looks like something else.
+// plainName matches names from outside that can be shown. Such a name has no ":", no "@"
+// and no letters of other scripts: it cannot be taken for a principal or an address, and
+// nothing in it looks like something else.
 var plainName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9 ._-]{0,38}[A-Za-z0-9])?$`) })
 
 // skeleton returns the form by which similar names are compared: names with
@@ -97,8 +97,8 @@ func skeleton(name string) string {
 	return strings.NewReplacer("0", "o", "1", "l", "i", "l", "rn", "m", "vv", "w", " ", "", ".", "", "_", "", "-", "").Replace(strings.ToLower(name))
 }
 
-// spoken are skeletons that no sandbox is called by: this server, and words that stand
-// for people in sentences.
+// spoken has skeletons of names that no sandbox is shown with: this server's, and words
+// that stand for people in sentences.
 var spoken = sync.OnceValue(func() map[string]bool {
 	out := map[string]bool{}
 	for _, word := range []string{"postern", "system", "policy", "operator", "owner", "reviewer", "admin", "you", "anyone", "nobody", "person"} {
@@ -115,7 +115,7 @@ func plainly(name string, taken map[string]bool) string {
 	return name
 }
 
-// look returns what the principals of a project are called. Principals of other projects
+// look returns the names of the principals of a project. Principals of other projects
 // keep their IDs: a name must not tell one project about another.
 func (s *Server) look(ctx context.Context, project string, principals []string) (names, error) {
 	out := names{}
@@ -169,7 +169,7 @@ func (s *Server) look(ctx context.Context, project string, principals []string) 
 // agentPage returns the address of the page about the agent of an inbox.
 func agentPage(inbox string) string { return "/console/agents/" + inbox }
 
-// agentName returns what people call the agent with an address: its local part if the
+// agentName returns the name of the agent with an address: its local part if the
 // domain is the server's own, where local parts are unique, or the whole address.
 func (s *Server) agentName(address string) string {
 	if local, at, ok := strings.Cut(address, "@"); ok && at == s.post.Directory.Domain() {
@@ -178,8 +178,8 @@ func (s *Server) agentName(address string) string {
 	return address
 }
 
-// selectIn runs a query that ends in "in" for some IDs of a project, in parts of which each
-// has few enough parameters for both databases.
+// selectIn runs a query that ends in "in" for IDs of a project. It splits the IDs, so that
+// each query has few enough parameters for both databases.
 func selectIn[T any](ctx context.Context, tx *store.Tx, scan func(func(...any) error) (T, error), query, project string, ids []string) (out []T, err error) {
 	const most = 500
 	for len(ids) > 0 {
@@ -198,7 +198,7 @@ func selectIn[T any](ctx context.Context, tx *store.Tx, scan func(func(...any) e
 	return out, nil
 }
 
-// A credentialName is a key as far as its name needs it.
+// A credentialName has the columns of a key that its name is made from.
 type credentialName struct{ id, kind, name, inbox string }
 
 func credentialNames(ctx context.Context, tx *store.Tx, project string, ids []string) ([]credentialName, error) {
@@ -213,8 +213,8 @@ func credentialNames(ctx context.Context, tx *store.Tx, project string, ids []st
 
 func (c *credentialName) principal() string { return c.kind + ":" + c.id }
 
-// called returns what the key is called. An agent is called by its inbox, whatever its
-// key is: the agent itself chooses the names of further keys.
+// called returns the name of the key. An agent has the name of its inbox, whichever key it
+// uses: the agent itself chooses the names of further keys.
 func (c *credentialName) called(inbox string) called {
 	out := nameless(c.principal())
 	switch auth.Kind(c.kind) {
@@ -231,7 +231,7 @@ func (c *credentialName) called(inbox string) called {
 	return out
 }
 
-// sandboxNames adds what the sandboxes with these IDs are called.
+// sandboxNames adds the names of the sandboxes with these IDs.
 func sandboxNames(ctx context.Context, tx *store.Tx, project string, ids []string, out names) error {
 	type row struct{ id, asked, template, metadata string }
 	rows, err := selectIn(ctx, tx, func(scan func(...any) error) (r row, err error) {
@@ -246,7 +246,7 @@ func sandboxNames(ctx context.Context, tx *store.Tx, project string, ids []strin
 	}
 	for _, r := range rows {
 		var metadata map[string]string
-		_ = json.Unmarshal([]byte(r.metadata), &metadata) // without them it is called by its template
+		_ = json.Unmarshal([]byte(r.metadata), &metadata) // without metadata it is named after its template
 		c := nameless("sandbox:" + r.id)
 		c.Text = sandboxName(r.id, or(r.asked, r.template), metadata, taken)
 		out["sandbox:"+r.id] = c
@@ -279,8 +279,8 @@ func takenNames(ctx context.Context, tx *store.Tx, project string, named int) (m
 	return taken, nil
 }
 
-// sandboxName returns what a sandbox is called: the name that its creator gave it, if it
-// can be shown, or what it was started from and the beginning of its ID.
+// sandboxName returns the name of a sandbox: the name that its creator gave it, if it
+// can be shown, or else its template and the beginning of its ID.
 func sandboxName(id, asked string, metadata map[string]string, taken map[string]bool) string {
 	for _, key := range []string{"postern.name", "name"} {
 		if name := plainly(strings.TrimSpace(metadata[key]), taken); name != "" {
@@ -301,13 +301,13 @@ const (
 	markEnd   = "</x-who>"
 )
 
-// mark returns what stands for p until the names are known.
+// mark returns the mark that stands for p until the names are known.
 func mark(p string) template.HTML {
 	return template.HTML(markStart + template.HTMLEscapeString(p) + markEnd) //nolint:gosec // escaped
 }
 
-// unlinked marks a name that must be no link, such as within the head of a fold: a link
-// in what is itself pressed cannot be told apart by who does not see it. No kind of
+// unlinked marks a name that must not be a link, such as in the head of a fold: people who
+// do not see the page cannot tell a link from the head, which is pressed itself. No kind of
 // principal begins with it.
 const unlinked = "!"
 
@@ -338,7 +338,7 @@ func (s *Server) putNames(ctx context.Context, project string, html []byte) []by
 			principals = append(principals, p)
 		}
 	}
-	// The page is complete; what remains are at most three short queries.
+	// The page is complete; only a few short queries remain.
 	known, err := s.look(ctx, project, principals)
 	if err != nil {
 		s.log.WarnContext(ctx, "name the principals of a page", "err", err)

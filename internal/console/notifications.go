@@ -14,10 +14,10 @@ import (
 	"postern/internal/notify"
 )
 
-// A notificationsPage is how a person is notified, and for owners how the project is.
+// A notificationsPage shows how a person is notified, and to owners how the project is.
 type notificationsPage struct {
 	Notice string
-	Said   string // what a form did
+	Said   string // outcome of a form
 	Email  string
 
 	Telegram bool   // the server has a bot
@@ -30,7 +30,7 @@ type notificationsPage struct {
 	IsOwn   bool
 	Project notify.Settings
 	Rooms   []notify.Room
-	Typed   roomForm // as typed into a form that could not be taken
+	Typed   roomForm // as typed into a rejected form
 }
 
 // A roomForm is the visible part of the form for a room. Credentials are never shown
@@ -42,7 +42,7 @@ func (p notificationsPage) SlackRooms() bool {
 	return slices.ContainsFunc(p.Rooms, func(r notify.Room) bool { return r.Kind == notify.Slack })
 }
 
-// weekdays are the days in the order of a week's list.
+// weekdays lists the days of a week, from Monday.
 var weekdays = []time.Weekday{time.Monday, time.Tuesday, time.Wednesday, time.Thursday, time.Friday, time.Saturday, time.Sunday}
 
 // quietOn reports whether quiet hours begin on a day.
@@ -73,7 +73,7 @@ func (s notificationHandlers) routes() []route {
 	}
 }
 
-// errNoNotices is what is said where the server notifies nobody.
+// errNoNotices means that the server sends no notices.
 var errNoNotices = fmt.Errorf("%w: this server notifies nobody", errForm)
 
 func (s notificationHandlers) page(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -190,7 +190,7 @@ func (s notificationHandlers) setProject(w http.ResponseWriter, r *http.Request,
 	return s.done(w, r, who, notificationsPage{}, err)
 }
 
-// test sends who a test notice and shows what became of it on each channel.
+// test sends who a test notice and shows the result for each channel.
 func (s notificationHandlers) test(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	if s.conf.Notify == nil {
 		return errNoNotices
@@ -249,7 +249,7 @@ func (s notificationHandlers) addDevice(w http.ResponseWriter, r *http.Request, 
 	return s.done(w, r, who, notificationsPage{}, s.conf.Notify.AddDevice(r.Context(), who, sub, browserName(r.UserAgent())))
 }
 
-// browserName says in a few words what a User-Agent claims.
+// browserName names the browser and the system that a User-Agent claims.
 func browserName(agent string) string {
 	find := func(names ...string) string {
 		for _, n := range names {
@@ -307,8 +307,8 @@ func (s notificationHandlers) removeRoom(w http.ResponseWriter, r *http.Request,
 	return s.done(w, r, who, notificationsPage{}, s.conf.Notify.RemoveRoom(r.Context(), who, r.PathValue("id")))
 }
 
-// worker serves the service worker that shows push messages. Its scope is where it
-// lies, /console/. It is not cached, so that a repaired one replaces a broken one.
+// worker serves the service worker that shows push messages. Its scope is its own
+// directory, /console/. It is not cached, so that a repaired one replaces a broken one.
 func (s notificationHandlers) worker(w http.ResponseWriter, r *http.Request, _ auth.Principal) error {
 	b, err := static.ReadFile("static/sw.js")
 	if err != nil {

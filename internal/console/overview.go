@@ -36,20 +36,20 @@ type waitingRow struct {
 	Expires time.Time // zero: never
 }
 
-// A step is one of the first steps.
+// A step is an entry of the list of first steps.
 type step struct {
 	Title, Text, Code string
 	Link, Do          string // of its button
 	Done, Now         bool
 }
 
-// An overviewPage says how things stand.
+// An overviewPage shows the state of a project.
 type overviewPage struct {
 	Waits   []waitingRow
 	Waiting int
 	Grave   int
 	Soon    int
-	Oldest  time.Time // since when the one that waits longest does; zero: nothing waits
+	Oldest  time.Time // when the action that waits longest was proposed; zero: nothing waits
 
 	Runs    []sandbox.Info
 	Running int
@@ -66,10 +66,10 @@ type overviewPage struct {
 
 	Health []healthRow
 	Steps  []step
-	Empty  bool // nothing waits, runs or has left yet, ever
+	Empty  bool // nothing waits or runs, and nothing has left today
 }
 
-// ToLook returns how many checks are not well.
+// ToLook returns the number of checks with a warning or a problem.
 func (p overviewPage) ToLook() (n int) {
 	for _, h := range p.Health {
 		if h.Tone == "warn" || h.Tone == "bad" {
@@ -79,8 +79,8 @@ func (p overviewPage) ToLook() (n int) {
 	return n
 }
 
-// Known reports whether a check is well. Without one, nothing has happened that could be
-// checked, which is not the same as all being well.
+// Known reports whether any check is good. If none is, nothing has happened that could be
+// checked, which does not mean that all is well.
 func (p overviewPage) Known() bool {
 	return slices.ContainsFunc(p.Health, func(h healthRow) bool { return h.Tone == "good" })
 }
@@ -155,7 +155,7 @@ var kindSymbols = map[policy.Kind]string{
 	policy.KindArchive: "mail", policy.KindTrash: "mail", policy.KindCopy: "mail",
 }
 
-// waits fills in what waits, the most urgent first.
+// waits fills in the waiting actions, the most urgent first.
 func (s overviewHandlers) waits(ctx context.Context, who auth.Principal, v *overviewPage) error {
 	q, err := s.gate.Queue(ctx, who, oversight.QueueQuery{Order: oversight.ByRisk, Limit: overviewWaits})
 	if err != nil {
@@ -188,7 +188,7 @@ func (s overviewHandlers) waits(ctx context.Context, who auth.Principal, v *over
 	return err
 }
 
-// runs fills in what runs.
+// runs fills in the sandboxes that run or are paused.
 func (s overviewHandlers) runs(ctx context.Context, who auth.Principal, v *overviewPage) error {
 	all, err := s.fleet.List(ctx, who, false)
 	if err != nil {
@@ -214,16 +214,16 @@ func (s overviewHandlers) runs(ctx context.Context, who auth.Principal, v *overv
 	return nil
 }
 
-// failures are the verbs of what failed.
+// failures lists the verbs of failures.
 var failures = []audit.Verb{
 	audit.ActionFailed, audit.ActionUnknown, audit.ActionTampered, audit.SandboxFailed, audit.SandboxLost, audit.SandboxPauseFailed, audit.SandboxResumeFailed,
 	audit.RunRefuse, audit.TemplateBuildFailed, audit.NotifyFailed, audit.MailboxRefused, audit.DomainDegrade, audit.DomainLose, audit.SendingSuspend, audit.SecretMisdirected,
 }
 
-// maxFails bounds what the overview counts.
+// maxFails bounds how many failures the overview counts.
 const maxFails = 500
 
-// failedSince fills in what failed since then.
+// failedSince fills in the failures since a time.
 func failedSince(ctx context.Context, tx *store.Tx, project string, since time.Time, v *overviewPage) error {
 	q := audit.Query{Project: project, Verbs: failures, Since: since, Limit: maxFails + 1}
 	if err := bound(ctx, tx, &q); err != nil {
@@ -246,14 +246,14 @@ func failedSince(ctx context.Context, tx *store.Tx, project string, since time.T
 	return err
 }
 
-// A leftToday is what left since midnight, by hour.
+// A leftToday counts what left since midnight, by hour.
 type leftToday struct {
-	Policy, Person [24]int // what policy and what a person allowed
+	Policy, Person [24]int // what policy allowed, and what a person allowed
 	Total          int
 	ByPerson       int
 }
 
-// Chart returns the drawing of it.
+// Chart draws the counts.
 func (l leftToday) Chart() barChart {
 	most, at := 0, 0
 	for h := range 24 {
@@ -268,15 +268,15 @@ func (l leftToday) Chart() barChart {
 	return newBarChart(label, l.Policy[:], l.Person[:])
 }
 
-// leftSince counts what left since midnight: mails and other actions that were carried
-// out, connections, and requests.
+// leftSince counts what left since midnight: mails that were sent, connections, and
+// requests.
 func leftSince(ctx context.Context, tx *store.Tx, project string, since time.Time) (l leftToday, err error) {
 	after, err := audit.Position(ctx, tx, since)
 	if err != nil {
 		return l, err
 	}
 	type row struct{ hour, all, person int }
-	// A connection that a person allowed names the action in its detail.
+	// The entry of a connection that a person allowed names the action in its detail.
 	rows, err := store.List(ctx, tx, func(scan func(...any) error) (r row, err error) { return r, scan(&r.hour, &r.all, &r.person) },
 		`select (at - $2) / 3600000000, count(*), sum(case when detail like '%"action":"act_%' then 1 else 0 end) from audit_entry
 			where seq > $3 and project_id = $1 and at >= $2 and verb in ($4, $5) group by 1`,
@@ -292,7 +292,7 @@ func leftSince(ctx context.Context, tx *store.Tx, project string, since time.Tim
 		return l, fmt.Errorf("count actions: %w", err)
 	}
 	for _, r := range append(rows, done...) {
-		if r.hour < 0 || r.hour > 23 { // a clock was set
+		if r.hour < 0 || r.hour > 23 { // the clock was set
 			continue
 		}
 		l.Policy[r.hour] += r.all - r.person
@@ -303,7 +303,7 @@ func leftSince(ctx context.Context, tx *store.Tx, project string, since time.Tim
 	return l, nil
 }
 
-// firstSteps returns the first steps, each ticked when it really happened.
+// firstSteps returns the first steps. Each is ticked once it has really happened.
 func (s overviewHandlers) firstSteps(ctx context.Context, tx *store.Tx, r *http.Request, who auth.Principal) ([]step, error) {
 	exists := func(query string) (bool, error) {
 		var n int

@@ -31,16 +31,16 @@ import (
 //go:embed templates
 var files embed.FS
 
-// A page is what the layout shows around a body.
+// A page has a body, and what the layout shows around it.
 type page struct {
 	Name    string // of its template
 	Title   string
-	Who     auth.Principal // who is signed in; of no kind if nobody is
+	Who     auth.Principal // the signed-in person; without a kind if nobody is signed in
 	Here    string         // its place in the navigation, or empty
-	Refresh int            // seconds until it is asked for again where no script runs; 0 means never
+	Refresh int            // seconds until a browser without scripts loads the page again; 0 means never
 	Tick    int            // seconds after which the script renews it; 0 means never
 	Watch   string         // what the script watches: "queue", or the id of an action; empty means the count alone
-	Mark    string         // how what is watched stands, as [Server.events] would tell it
+	Mark    string         // state of what is watched, as in an event of [liveHandlers.events]
 	Passkey bool           // its script asks the browser for a passkey
 	Shell   bool           // its scripts are those of a terminal
 	Push    bool           // its script turns push messages on
@@ -52,7 +52,8 @@ type page struct {
 // PasskeyJS returns the address of the script that asks for a passkey.
 func (page) PasskeyJS() string { return "/console/static/passkey.js?v=" + version() }
 
-// TerminalJS and XtermJS return the addresses of the scripts of a terminal.
+// TerminalJS, XtermJS, FitJS and XtermCSS return the addresses of a terminal's scripts and
+// style.
 func (page) TerminalJS() string { return "/console/static/terminal.js?v=" + version() }
 func (page) XtermJS() string    { return "/console/static/xterm.js?v=" + version() }
 func (page) FitJS() string      { return "/console/static/xterm-fit.js?v=" + version() }
@@ -61,7 +62,7 @@ func (page) XtermCSS() string   { return "/console/static/xterm.css?v=" + versio
 // PushJS returns the address of the script that turns push messages on.
 func (page) PushJS() string { return "/console/static/push.js?v=" + version() }
 
-// Manifest returns the address of the description with which the console is installed.
+// Manifest returns the address of the manifest with which a browser installs the console.
 func (page) Manifest() string { return "/console/static/manifest.webmanifest?v=" + version() }
 
 // JS returns the address of the script that keeps pages current.
@@ -189,7 +190,7 @@ var funcs = template.FuncMap{
 	"endState":      func(s sandbox.State) string { return or(endStates[s], string(s)) },
 }
 
-// dict is what a template is called with that takes more than one thing: names
+// dict returns the argument of a template that takes more than one value. pairs are names
 // and values in turn.
 func dict(pairs ...any) map[string]any {
 	out := map[string]any{}
@@ -219,8 +220,8 @@ func initials(name string) string {
 	return string(out)
 }
 
-// upper begins a sentence, unless it begins with a name or an address: those stay as they
-// are written.
+// upper makes the first letter of a sentence upper case, unless the sentence begins with a
+// name or an address: those stay as they are written.
 func upper(s string) string {
 	if first, _, _ := strings.Cut(s, " "); strings.ContainsAny(first, ".@-_/0123456789") {
 		return s
@@ -229,7 +230,7 @@ func upper(s string) string {
 	return string(unicode.ToUpper(r)) + s[n:]
 }
 
-// firstLine returns the first line of a text that says something, for a list.
+// firstLine returns the first non-empty line of a text, for a list.
 func firstLine(text string) string {
 	for l := range strings.Lines(text) {
 		if l = strings.TrimSpace(l); l != "" {
@@ -246,7 +247,7 @@ func or(s, otherwise string) string {
 	return s
 }
 
-// lines makes unseen characters visible and keeps the lines.
+// lines makes invisible characters visible and keeps the lines.
 func lines(s string) string { return mail.PrintableLines(s, maxText) }
 
 func ago(d time.Duration) string {
@@ -263,7 +264,7 @@ func until(d time.Duration) string {
 	return "in " + span(d)
 }
 
-// untilTime says how far away t is, and for what is years away, when it is.
+// untilTime says how far away t is, or its date if it is two years away or more.
 func untilTime(t time.Time) string {
 	if d := time.Until(t); d < 2*365*24*time.Hour {
 		return until(d)
@@ -325,7 +326,7 @@ func count(n int, one, many string) string {
 	return strconv.Itoa(n) + " " + many
 }
 
-// doors are the ways in which something was asked for.
+// doors names the interfaces through which requests come.
 var doors = map[string]string{"mcp": "MCP", "rest": "REST", "smtp": "SMTP"}
 
 // A pair is one detail of an entry.
@@ -428,7 +429,7 @@ var endStates = map[sandbox.State]string{
 	sandbox.Lost:     "lost",
 }
 
-// Style returns the style of the pages, for others that look alike.
+// Style returns the style of the pages, for other pages that look alike.
 func Style() []byte {
 	b, err := static.ReadFile("static/style.css")
 	if err != nil {

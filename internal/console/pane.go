@@ -14,10 +14,10 @@ import (
 	"postern/internal/policy"
 )
 
-// agentKey identifies who asks, for groups and filters: the inbox if there is one.
+// agentKey identifies the proposer for groups and filters: by the inbox if there is one.
 func agentKey(a *oversight.Action) string { return cmp.Or(a.Inbox, a.Proposer) }
 
-// asker returns the principal whose name stands for the proposer: the agent of the
+// asker returns the principal under which pages show the proposer: the agent of the
 // inbox if there is one.
 func asker(a *oversight.Action) string {
 	if a.Inbox != "" {
@@ -57,14 +57,14 @@ type row struct {
 // A rowTag is one remark in a row.
 type rowTag struct{ Tone, Icon, Text string }
 
-// A group is what one agent asks, or what goes to one recipient.
+// A group has the actions of one agent, or for one recipient.
 type group struct {
 	Name   string
 	Count  int
 	Rows   []row
-	Filter filter // selects it
-	More   int    // that are not among Rows
-	Place  int    // of the chosen action in it, from 1; 0 if it is in another
+	Filter filter // selects the group
+	More   int    // number of actions that are not in Rows
+	Place  int    // of the chosen action in the group, from 1; 0 if it is in another
 	Agent  bool   // Name is an agent's
 
 	Findings, Expiring int // actions with findings, and those that expire within a day
@@ -97,8 +97,8 @@ type pane struct {
 	names names
 }
 
-// How many rows the queue shows: of one group among others, of one group alone, and
-// in all. What is not shown is one link away.
+// The number of rows that the queue shows: of one group among several, and in all. The
+// other rows are one link away.
 const (
 	groupRows = 4
 	paneRows  = 30
@@ -109,7 +109,7 @@ const (
 const maxQueue = 200
 
 // queued returns the waiting actions that f selects, in the order of the queue and
-// without their contents. Around is the id of an action whose place is wanted, or empty.
+// without their contents. around is the ID of the chosen action, or empty.
 func (s reviews) queued(ctx context.Context, who auth.Principal, f filter, around string) (*pane, error) {
 	query := f.query()
 	query.Around = around
@@ -184,8 +184,8 @@ func (p *pane) arrange(list []*oversight.Queued) {
 	}
 }
 
-// choose finds the place of the chosen action. Among groups it is another than in the
-// plain order, which only counts for an action that is too far behind to be listed.
+// choose finds the place of the chosen action. Its place in the groups differs from that in
+// the plain order, which only counts for an action that is too far behind to be listed.
 func (p *pane) choose(id string, q oversight.Queue) {
 	p.Chosen = id
 	i := slices.Index(p.order, id)
@@ -255,7 +255,7 @@ func (s reviews) show(ctx context.Context, who auth.Principal, p *pane, page int
 		} else if g.Place > most {
 			from = min(g.Place-2, len(g.list)-most)
 		}
-		if g.Place == 0 { // that of the chosen action is shown in any case
+		if g.Place == 0 { // the group of the chosen action is shown in any case
 			most = min(most, room)
 		}
 		shown := g.list[min(from, len(g.list)):min(from+most, len(g.list))]
@@ -272,7 +272,7 @@ func (s reviews) show(ctx context.Context, who auth.Principal, p *pane, page int
 	return nil
 }
 
-// row reads what the queue shows of an action.
+// row returns the row of an action in the queue.
 func (s reviews) row(ctx context.Context, viewer auth.Principal, p *pane, a *oversight.Queued) (row, error) {
 	b, err := s.brief(ctx, viewer, &a.Action)
 	if err != nil {
@@ -287,7 +287,7 @@ func (s reviews) row(ctx context.Context, viewer auth.Principal, p *pane, a *ove
 	return r, nil
 }
 
-// tagsOf returns the remarks in the row of an action, what is grave first.
+// tagsOf returns the remarks in the row of an action, grave ones first.
 func tagsOf(a *oversight.Action, b brief) (out []rowTag) {
 	add := func(tone, icon, text string) { out = append(out, rowTag{tone, icon, text}) }
 	said := map[string]bool{}

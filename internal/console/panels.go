@@ -23,12 +23,12 @@ type shownRow struct {
 	Alike             bool // a finding says that the host looks like another
 	Foreign           bool // the host has letters outside of ASCII
 
-	Text  string // Value, with what is unseen made visible
+	Text  string // Value, with invisible characters made visible
 	Start string // its beginning, if Long
 	Long  bool   // Text is folded
 	Cut   bool   // Text is only the beginning of Value
 	Size  int64  // bytes of Value
-	Link  string // where all of it is
+	Link  string // address of the whole value
 	Run   string // the page of the run that Value names; empty if it names none
 	Lines []diffLine
 }
@@ -36,7 +36,7 @@ type shownRow struct {
 // A diffLine is a line of a difference. Sign is +, - or a space.
 type diffLine struct{ Sign, Text, Class string }
 
-// How much of a value a page shows at once, and at all, in bytes.
+// The bytes of a value that a page shows without a fold, before a fold, and in all.
 const (
 	maxUnfolded = 480
 	foldedStart = 160
@@ -44,7 +44,7 @@ const (
 )
 
 // Panels returns the panels of the action's view. Fields that no panel shows are in the
-// last one: what a person approves is everything.
+// last one: a person approves all of them.
 func (r *review) Panels() (out []shownPanel) {
 	if r.View.Panels == nil {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"postern/internal/webhook"
 )
 
-// toneIcons are the symbols of the tones of a tag: who cannot tell the colours apart sees
-// the symbol, and who sees neither reads the text.
+// toneIcons are the symbols of the tones of a tag. People who cannot tell the colours apart
+// see the symbol, and people who see neither read the text.
 var toneIcons = map[string]string{"good": "check", "warn": "warn", "bad": "x"}
 
 // tag returns a short text with a tone: good, warn, bad, accent, or none. The symbol and
@@ -27,8 +27,8 @@ func tag(tone string, text any) template.HTML {
 	return template.HTML(`<span class="tag ` + template.HTMLEscapeString(tone) + `">` + s + template.HTMLEscapeString(line(text)) + `</span>`)
 }
 
-// tone says how a state is to be read: good, bad, warn (look closer) or accent (under
-// way). A state that it does not know has no tone, so that none looks better than it is.
+// tone returns the tone of a state: good, bad, warn (look closer) or accent (under way). An
+// unknown state has no tone, so that no state looks better than it is.
 func tone(state any) string {
 	switch s := state.(type) {
 	case oversight.State:
@@ -86,11 +86,11 @@ func settingTone(state any) string {
 	return ""
 }
 
-// line makes unseen characters visible and leaves one line.
+// line makes invisible characters visible and returns one line.
 func line(s any) string { return mail.Printable(fmt.Sprint(s), 4096) }
 
-// exit returns how a command ended: 0 is good, all else is not, and none means that it
-// has not ended or was not started.
+// exit returns a tag for the exit code of a command: 0 is good, all others are bad. Without
+// a code, the command has not ended or was not started.
 func exit(code *int) template.HTML {
 	switch {
 	case code == nil:

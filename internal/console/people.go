@@ -12,12 +12,12 @@ import (
 	"postern/internal/store"
 )
 
-// A peoplePage is who may come in, and who was invited.
+// A peoplePage lists the people who may sign in, and the invitations.
 type peoplePage struct {
 	People      []people.Person
 	Invitations []auth.Invitation
 	Roles       []auth.Role
-	Link        string // of an invitation that was made now, this once
+	Link        string // of an invitation that was just made; shown only once
 	For         auth.Role
 	Notice      string
 }
@@ -87,12 +87,12 @@ func (s peopleHandlers) withdraw(w http.ResponseWriter, r *http.Request, who aut
 type personPage struct {
 	people.Person
 	Roles  []auth.Role
-	Self   bool // it is who looks
+	Self   bool // the person is the viewer
 	Notice string
 }
 
 // Linked reports whether the operator at the machine is linked to the person, and
-// whether that counts already.
+// LinkHolds whether that link counts already.
 func (p personPage) Linked() bool    { return !p.Operator.From.IsZero() }
 func (p personPage) LinkHolds() bool { return p.Linked() && !p.Operator.From.After(time.Now()) }
 
@@ -118,7 +118,7 @@ func (s peopleHandlers) showPerson(w http.ResponseWriter, r *http.Request, who a
 	return store.ErrNotFound
 }
 
-// did leads back to the person, or shows there why nothing was changed.
+// did redirects to the person's page, or shows there why nothing was changed.
 func (s peopleHandlers) did(w http.ResponseWriter, r *http.Request, who auth.Principal, err error) error {
 	if why := declined(err); why != "" {
 		return s.showPerson(w, r, who, http.StatusConflict, why)

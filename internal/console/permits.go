@@ -17,8 +17,8 @@ import (
 	"postern/internal/store"
 )
 
-// A permitsPage is what sandboxes may do at the moment beyond their lists, and what
-// has ended.
+// A permitsPage lists what sandboxes may do at the moment beyond their lists, and permits
+// that have ended.
 type permitsPage struct {
 	Holding, Ended []permit.Permit
 }
@@ -83,7 +83,7 @@ type narrowPage struct {
 	Notice                string
 	Sandbox               string
 	Asked                 permit.Proposal
-	Hosts, Methods, Paths string // a line each; methods between spaces
+	Hosts, Methods, Paths string // one a line; methods between spaces
 	For                   string
 	Scope                 permit.Scope
 	Port                  string
@@ -182,7 +182,7 @@ func (s permitHandlers) narrow(w http.ResponseWriter, r *http.Request, who auth.
 	return s.back(w, r, id, "")
 }
 
-// narrowed returns what a revision of a proposal changed of the one before.
+// narrowed returns the changes that a revision of a proposal made to the one before it.
 func narrowed(before, after oversight.Revision) (out []mail.Change, err error) {
 	was, _, err := permit.Of(oversight.Action{Payload: before.Payload})
 	if err != nil {

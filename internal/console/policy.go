@@ -18,7 +18,7 @@ import (
 // maxVersions bounds the versions that a page lists.
 const maxVersions = 100
 
-// A policyPage is the policy that holds, and those that held.
+// A policyPage shows the active policy and its earlier versions.
 type policyPage struct {
 	Active   rulebook.Version
 	Versions []rulebook.Version
@@ -71,7 +71,7 @@ func (s policyHandlers) policyVersion(w http.ResponseWriter, r *http.Request, wh
 	return s.render(r.Context(), w, http.StatusOK, page{Name: "policyversion", Title: fmt.Sprintf("Policy, version %d", n), Who: who, Here: "policy", Body: v})
 }
 
-// A tried is what one test brought.
+// A tried is the result of one test.
 type tried struct {
 	Name, Verdict, Wrong string // Wrong is empty if it passes
 }
@@ -83,10 +83,10 @@ type draftPage struct {
 	Notice              string
 	Tried               []tried
 	Passed              int
-	Holds               bool // the document was tried, and can be read
+	Holds               bool // the document was tried, and is valid
 }
 
-// exampleTests stand in the form of a policy that has none.
+// exampleTests are the tests in the form for a policy that has none.
 const exampleTests = `tests:
   - name: mail to a stranger waits for a person
     request:

@@ -18,7 +18,7 @@ import (
 	"postern/internal/policy"
 )
 
-// putOffHandlers let a reviewer take an action off the own list for a time, and ask a
+// putOffHandlers let a reviewer take an action off their own list for a time, and ask a
 // colleague to look at it. Neither decides anything.
 type putOffHandlers struct{ actionHandlers }
 
@@ -30,17 +30,17 @@ func (s putOffHandlers) routes() []route {
 	}
 }
 
-// A moment is a time to choose from.
+// A moment is a time that a form offers.
 type moment struct {
 	Value, Text string
-	At          time.Time // zero means when the agent writes the action anew
+	At          time.Time // zero means when the agent sends another version
 }
 
 // morning is when a working day begins, in hours UTC.
 const morning = 9
 
 // moments returns the times until which an action that is denied at expires can be put
-// off. A time after that is not offered: there would be nothing to come back to.
+// off. Times after that are not offered: there would be nothing to come back to.
 func moments(now, expires time.Time) (out []moment) {
 	now = now.UTC()
 	day := func(days int) time.Time {
@@ -60,7 +60,7 @@ func moments(now, expires time.Time) (out []moment) {
 	return append(out, moment{Value: "answer", Text: "when the agent sends another version"})
 }
 
-// moment returns the time that a form chose.
+// momentOf returns the time that was chosen in a form.
 func momentOf(r *http.Request, expires time.Time) (moment, error) {
 	all := moments(time.Now(), expires)
 	i := slices.IndexFunc(all, func(m moment) bool { return m.Value == r.PostForm.Get("until") })
@@ -105,8 +105,8 @@ func (s putOffHandlers) assign(w http.ResponseWriter, r *http.Request, who auth.
 	return s.after(w, r, who, id, s.gate.Assign(r.Context(), who, id, r.PostForm.Get("person")))
 }
 
-// colleagues returns the names of those to whom an action can be assigned: who policy
-// names, the viewer and, for an owner, everybody who decides.
+// colleagues returns the names of the people to whom an action can be assigned: those whom
+// policy names, the viewer, the present assignee and, for an owner, everybody who decides.
 func (s putOffHandlers) colleagues(r *http.Request, who auth.Principal, a *oversight.Action) ([]string, error) {
 	out := []string{who.ID}
 	for _, name := range a.Who {
@@ -132,11 +132,11 @@ func (s putOffHandlers) colleagues(r *http.Request, who auth.Principal, a *overs
 	return slices.Compact(out), nil
 }
 
-// A permission is what an approval can allow besides the action itself.
+// A permission is what an approval can allow in addition to the action itself.
 type permission struct{ Value, Text string }
 
-// permissions returns which similar actions can be allowed until a time, the
-// narrowest first. Nothing can be where a finding is grave: one tick is for one action.
+// permissions returns which similar actions can be allowed until a time, the narrowest
+// first. It returns none if a finding is grave: a tick is for one action only.
 func (r *review) permissions() (out []permission) {
 	if len(r.Grave()) > 0 || r.Approvers > 1 {
 		return nil
@@ -161,19 +161,19 @@ func (r *review) permissions() (out []permission) {
 	for _, d := range domains {
 		out = append(out, permission{"domain:" + d, "to anyone at " + d})
 	}
-	if len(out) > 8 { // a list that long is no choice
+	if len(out) > 8 { // nobody chooses from a list that long
 		return out[:1]
 	}
 	return out
 }
 
-// Ends of what is allowed with an approval.
+// The times for which an approval can allow similar actions.
 var ends = []struct {
 	Value, Text string
 	Days        int
 }{{"day", "for one day", 1}, {"week", "for 7 days", 7}, {"month", "for 30 days", 30}}
 
-// allowed reads what a form allows besides the action; nil if nothing.
+// allowed reads what a form allows in addition to the action; nil if nothing.
 func allowed(r *http.Request) (*oversight.Allowance, error) {
 	if r.PostForm.Get("also") != "allow" {
 		return nil, nil
@@ -203,7 +203,7 @@ func allowed(r *http.Request) (*oversight.Allowance, error) {
 	return w, nil
 }
 
-// refusedText says why the gate refused what a form asked for, or is empty.
+// refusedText returns why the gate refused a form, or "" for other errors.
 func refusedText(err error) string {
 	for _, known := range []error{oversight.ErrUnseen, oversight.ErrAllowance, oversight.ErrSnooze, oversight.ErrAssign} {
 		if errors.Is(err, known) {
@@ -220,7 +220,7 @@ func refusedText(err error) string {
 	return ""
 }
 
-// wayOut returns what an approval of a request or a connection can allow besides.
+// wayOut returns what an approval of a request or a connection can allow in addition.
 func (r *review) wayOut() (out []permission) {
 	if !permit.Answers(policy.Verdict{Effect: policy.Ask, Rule: r.Rule, Approvers: r.Approvers, StepUp: r.StepUp, Who: r.Who}) || len(r.Request.To) != 1 {
 		return nil

@@ -20,7 +20,7 @@ import (
 	"postern/internal/store"
 )
 
-// A heldMessage is one in quarantine, with the address of its inbox.
+// A heldMessage is a message in quarantine, with the address of its inbox.
 type heldMessage struct {
 	mailbox.Held
 	Address string
@@ -28,10 +28,10 @@ type heldMessage struct {
 	Seen    bool           // Sender is known
 }
 
-// Percent is the score as people read it.
+// Percent returns the score in percent.
 func (h heldMessage) Percent() int { return int(h.Score*100 + 0.5) }
 
-// Because says why it is held.
+// Because says why the message is held.
 func (h heldMessage) Because() string {
 	switch {
 	case h.Reason != message.ForPolicy:
@@ -49,7 +49,7 @@ type found struct {
 	Percent int
 }
 
-// Found returns what the scan found, the weightiest first.
+// Found returns the categories that the scan found, the one with most weight first.
 func (h heldMessage) Found() (out []found) {
 	cs := slices.SortedFunc(maps.Keys(h.Categories), func(a, b scan.Category) int {
 		if d := h.Categories[b] - h.Categories[a]; d > 0 {
@@ -65,20 +65,20 @@ func (h heldMessage) Found() (out []found) {
 	return out
 }
 
-// categoryNames say what a scan found in words.
+// categoryNames describes the categories that a scan finds.
 var categoryNames = map[scan.Category]string{
 	"instruction_override": "tells the agent to ignore its instructions", "role_impersonation": "impersonates the system or the operator",
 	"hidden_text": "contains hidden text", "exfiltration": "asks for secrets or data",
 	"tool_abuse": "asks to run commands or tools", "obfuscation": "disguises words to evade filters", "phishing_link": "links lead to a different address than shown",
 }
 
-// checkNames are the ways in which a sender is proved, in the order of a page.
+// checkNames are the methods that authenticate a sender, in the order of a page.
 var checkNames = []struct{ Key, Name string }{{"dmarc", "DMARC"}, {"dkim", "DKIM"}, {"spf", "SPF"}, {"arc", "ARC"}}
 
-// A check is what one way of proving a sender said, and what that way is.
+// A check is the result of one such method, with an explanation of the method.
 type check struct{ Name, Result, Means string }
 
-// Proofs returns what was proved of the sender.
+// Proofs returns the results of the methods that authenticate the sender.
 func (h heldMessage) Proofs() (out []check) {
 	for _, c := range checkNames {
 		if r := h.Checks[c.Key]; r != "" {
@@ -88,19 +88,19 @@ func (h heldMessage) Proofs() (out []check) {
 	return out
 }
 
-// A quarantinePage is what is held, newest first.
+// A quarantinePage lists the held messages, newest first.
 type quarantinePage struct {
 	Held   []heldMessage
-	Chosen *heldMessage // whose details are shown; nil if nothing is held
+	Chosen *heldMessage // the message that is shown in detail; nil if nothing is held
 	Place  int          // of Chosen among Held, from 1
 	Prev   string       // address of the message before it; empty if there is none
 	Next   string
-	Closed bool // there is one of an inbox that the viewer may not see
+	Closed bool // at least one message is of an inbox that the viewer may not see
 	More   bool
 	Notice string
 }
 
-// choose sets the message whose details are shown: the one with this ID, else the first.
+// choose chooses the message to show in detail: the one with this ID, else the first.
 func (p *quarantinePage) choose(id string) {
 	if len(p.Held) == 0 {
 		return
@@ -115,7 +115,7 @@ func (p *quarantinePage) choose(id string) {
 	}
 }
 
-// Link is the address of the page that shows the message.
+// Link returns the address of the page that shows the message.
 func (h heldMessage) Link() string { return "/console/quarantine?message=" + url.QueryEscape(h.ID) }
 
 // quarantineHandlers releases or drops mail held in quarantine.
@@ -189,8 +189,8 @@ func (s quarantineHandlers) judge(w http.ResponseWriter, r *http.Request, who au
 	return nil
 }
 
-// arrived adds to the page of held mail its sender and subject, for a viewer who has a grant
-// for context.
+// arrived adds the sender and the subject of held mail to its page, for a viewer who has a
+// context grant.
 func (s actionHandlers) arrived(r *http.Request, who auth.Principal, v *actionPage) error {
 	if v.Kind != policy.KindReceive || v.State != oversight.Pending || v.Unshown != "" || v.Changed {
 		return nil

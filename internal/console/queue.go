@@ -32,8 +32,8 @@ func (s queueHandlers) routes() []route {
 	}
 }
 
-// queue lists the waiting actions. Each group begins with its most urgent or its
-// oldest, so that a flood of new proposals cannot push one out of sight.
+// queue lists the waiting actions. Each group begins with its most urgent or its oldest
+// action, so that a flood of new proposals cannot push that one out of sight.
 func (s queueHandlers) queue(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	n, err := pageNumber(r)
 	if err != nil {
@@ -70,7 +70,7 @@ func (s queueHandlers) queue(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return s.render(r.Context(), w, http.StatusOK, page{Name: "queue", Title: title, Who: who, Here: "queue", Watch: "queue", Mark: mark, Body: q, shape: "review"})
 }
 
-// aside reads what needs a person besides the waiting actions.
+// aside reads what needs a person in addition to the waiting actions.
 func (s queueHandlers) aside(ctx context.Context, who auth.Principal, q *queuePage) error {
 	unknown, err := s.gate.Actions(ctx, who, oversight.Query{States: []oversight.State{oversight.Unknown}, Limit: perPage})
 	if err != nil {
@@ -88,7 +88,7 @@ func (s queueHandlers) aside(ctx context.Context, who auth.Principal, q *queuePa
 	return err
 }
 
-// A flash is the line of what was done, at the top of the action that came next.
+// A flash is the line at the top of a page that says what the viewer has just done.
 type flash struct {
 	Text, Link string
 	Tone       string // "warn" if it did not go as decided; else empty
@@ -96,7 +96,7 @@ type flash struct {
 }
 
 // flash returns the line about the action that the viewer decided last. The address has
-// only its id: what the line says is read from the action, so no link can put words here.
+// only the action's ID. The text is made from the action, so no link can put words here.
 func (s reviews) flash(ctx context.Context, viewer auth.Principal, id string, next bool) (*flash, error) {
 	if !actionID().MatchString(id) {
 		return nil, nil
@@ -173,5 +173,5 @@ func rejection(r *http.Request) string {
 	return or(reason, why)
 }
 
-// reasons are those that a reviewer chooses from.
+// reasons are the reasons that a reviewer can choose from.
 var reasons = map[string]string{"recipient": "Wrong recipient", "content": "The content is wrong", "unasked": "Nobody asked for it"}

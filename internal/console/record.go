@@ -19,18 +19,18 @@ import (
 // perAuditPage is how many entries of the record a page shows.
 const perAuditPage = 50
 
-// formTime is how a form sends a time.
+// formTime is the format of a time in a form.
 const formTime = "2006-01-02T15:04"
 
-// A topic is what entries are about, as people pick it.
+// A topic is a group of verbs by which people filter entries.
 type topic struct {
 	ID, Name string
 	verbs    []audit.Verb // that belong to it
-	nouns    []string     // and prefixes of further ones
+	nouns    []string     // prefixes of further verbs
 }
 
-// topics are in the order in which pages list them. The first that fits a verb has it, so
-// each verb is in one.
+// topics lists all topics, in the order of the pages. A verb belongs to the first topic
+// that fits it, so each verb is in one topic only.
 var topics = []topic{
 	{"commands", "Commands", []audit.Verb{audit.SandboxCommands, audit.RunCommand}, []string{"command."}},
 	{"files", "Files", []audit.Verb{audit.RunInput, audit.RunFiles}, nil},
@@ -57,8 +57,8 @@ func topicOf(v audit.Verb) string {
 	return ""
 }
 
-// outcomes are what came of something, as people pick it. The Value of a choice stands in
-// an address.
+// outcomes are the outcomes by which people filter entries. The Value of a choice is part
+// of an address.
 var outcomes = []choice{{"", "any outcome"}, {"allowed", "allowed"}, {"refused", "refused"}, {"failed", "failed"}}
 
 // outcomeTags gives the tags of sayings their outcome.
@@ -68,7 +68,7 @@ var outcomeTags = map[string]string{
 	"failed": "failed", "lost": "failed", "broken": "failed", "tampered": "failed", "unknown": "failed", "again": "failed",
 }
 
-// outcomeOf returns what a verb says came of something; empty if it says nothing of it.
+// outcomeOf returns the outcome that a verb stands for; empty if it stands for none.
 func outcomeOf(v audit.Verb) string {
 	if v == audit.CommandUse || v == audit.RequestUse {
 		return "allowed" // an approval was used; its sentence has no tag
@@ -76,20 +76,20 @@ func outcomeOf(v audit.Verb) string {
 	return outcomeTags[sayings[v].tag]
 }
 
-// A recordFilter is what the address of the record's page picks.
+// A recordFilter is the filter in the address of the record's page.
 type recordFilter struct {
 	Actor  string // a principal, a kind of them such as "sandbox:", or "inbox:" and an ID for an agent and its sandboxes
 	What   string // ID of a topic
 	Came   string // one of outcomes
-	Verb   string // prefix of verbs, as links of older pages have it
+	Verb   string // prefix of verbs; links of older pages have it
 	Object string // ID of what entries are about
-	When   string // today, week, month, or a day
+	When   string // today, week or month
 	Since  string // as [formTime] or a day; instead of When
 	Until  string
-	Before int64 // entry that ends the page before; 0 on the first
+	Before int64 // last entry of the page before; 0 on the first
 }
 
-// query returns the filter as part of an address.
+// query returns the address of the record's page with the filter.
 func (f recordFilter) query() string {
 	q := url.Values{}
 	for name, v := range map[string]string{"actor": f.Actor, "what": f.What, "outcome": f.Came, "verb": f.Verb, "object": f.Object, "when": f.When, "since": f.Since, "until": f.Until} {
@@ -109,10 +109,10 @@ func (f recordFilter) First() string {
 	return f.query()
 }
 
-// A crumb is a part of the filter that a click takes away.
+// A crumb is a part of the filter that a click removes.
 type crumb struct{ Text, Without string }
 
-// Crumbs returns what is picked.
+// Crumbs returns the parts of the filter.
 func (p recordPage) Crumbs() (out []crumb) {
 	f := p.Filter
 	add := func(text string, clear func(*recordFilter)) {
@@ -178,7 +178,7 @@ func recordFilterOf(r *http.Request) (f recordFilter, err error) {
 	return f, nil
 }
 
-// noVerb is the verb of no entry.
+// noVerb is a verb that no entry has.
 const noVerb audit.Verb = "none"
 
 // verbs returns the verbs that the filter selects; none means all.
@@ -244,7 +244,7 @@ type recordPage struct {
 	Whens  []choice
 
 	Kept   keptState
-	Read   verification // the last time that all of it was verified; zero: not since the server started
+	Read   verification // the newest verification of all of it; zero: none since the server started
 	Verify bool         // show the form to verify
 	Shown  int
 }
@@ -252,7 +252,7 @@ type recordPage struct {
 // Filtered says whether the page shows a part only.
 func (p recordPage) Filtered() bool { return p.Filter != recordFilter{} }
 
-// remember keeps what verifying the whole record brought, for the record's page.
+// remember keeps the result of verifying the whole record, for the record's page.
 func (s *Server) remember(v verification) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -282,7 +282,7 @@ func (s auditHandlers) audit(w http.ResponseWriter, r *http.Request, who auth.Pr
 			if q.By, err = agentPrincipals(ctx, tx, who.Project, id); err != nil {
 				return err
 			}
-			q.By = append(q.By, "agent:") // of no credential: By must not be empty
+			q.By = append(q.By, "agent:") // matches no credential: By must not be empty
 		} else {
 			q.Actor = f.Actor
 		}
@@ -312,8 +312,8 @@ func (s auditHandlers) audit(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return s.render(r.Context(), w, http.StatusOK, page{Name: "audit", Title: "Record", Who: who, Here: "audit", Body: v})
 }
 
-// bound gives a query with times the numbers between which its entries are, so that the
-// database reads only those.
+// bound tells a query that has a Since after which entry it begins, so that the database
+// reads only later ones.
 func bound(ctx context.Context, tx *store.Tx, q *audit.Query) (err error) {
 	if !q.Since.IsZero() {
 		if q.After, err = audit.Position(ctx, tx, q.Since); err != nil {
@@ -339,7 +339,7 @@ func byDay(list []told) (out []recordDay) {
 // maxPicks bounds the people and the agents that a page offers to pick.
 const maxPicks = 200
 
-// actors returns whom the record can be filtered by. The one that is picked is among them.
+// actors returns the principals that the record can be filtered by, with the picked one.
 func (s *Server) actors(ctx context.Context, who auth.Principal, picked string) (out []choice, err error) {
 	out = []choice{{"", "anyone"}}
 	var people, inboxes []string

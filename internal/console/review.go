@@ -21,7 +21,7 @@ import (
 // counts: the name beside it says whatever the sender likes.
 type recipient struct{ Addr, Name string }
 
-// Recipients are all recipients of an email, each in exactly one of the lists.
+// A recipients has all recipients of an email, each in exactly one of the lists.
 type recipients struct {
 	To, Cc []recipient
 	Hidden []recipient // Bcc: no other recipient sees them
@@ -32,11 +32,11 @@ type addressee struct {
 	recipient
 	Field  string // "To", "Cc", "Bcc"
 	Hidden bool
-	Alike  string // the finding that says what it looks like; empty if there is none
+	Alike  string // title of the finding that says what it looks like; empty if there is none
 	spelled
 }
 
-// addressees returns all recipients, each with what was found about it.
+// addressees returns all recipients, each with the finding about it.
 func (r *review) addressees() (out []addressee) {
 	for _, part := range []struct {
 		field string
@@ -55,12 +55,12 @@ func (r *review) addressees() (out []addressee) {
 	return out
 }
 
-// Count returns how many they are.
+// Count returns the number of recipients.
 func (r recipients) Count() int { return len(r.To) + len(r.Cc) + len(r.Hidden) }
 
-// recipientsOf reads who receives a. It does not go by the fields of the
-// action's view: there the list is one string, and a display name with a comma
-// in it would read as one more recipient.
+// recipientsOf returns the recipients of env. It does not use the fields of the action's
+// view: there the list is one string, and a display name with a comma in it would read as
+// one more recipient.
 func recipientsOf(env mail.Envelope) (recipients, error) {
 	s, err := mail.Describe(env)
 	if err != nil {
@@ -80,8 +80,8 @@ func recipientsOf(env mail.Envelope) (recipients, error) {
 	return r, nil
 }
 
-// split takes "Name <local@domain>" apart if what is in the brackets is an
-// address that the message goes to.
+// split splits "Name <local@domain>" if the text in the brackets is an address that the
+// message goes to.
 func split(s string, to []string) recipient {
 	if i := strings.LastIndex(s, " <"); i >= 0 && strings.HasSuffix(s, ">") {
 		addr := s[i+2 : len(s)-1]
@@ -92,7 +92,7 @@ func split(s string, to []string) recipient {
 	return recipient{Addr: s}
 }
 
-// A sending is what an action sends: one email, or by a request several.
+// A sending is what an action sends: one email, or several by one request.
 type sending struct {
 	Envelopes []mail.Envelope
 	Message   mail.Message // the only email; of several it has only the files of all
@@ -139,15 +139,15 @@ type review struct {
 	Source    string // the email or request as it will leave, or the beginning of that
 	Cut       bool   // Source is only the beginning
 	ByRequest bool   // the sandbox makes a request to a mail service; it cannot be edited
-	html      string // as it came
+	html      string // HTML of the email, unchanged
 	HTML      bool   // it has HTML that can be rendered in a frame
 	Remote    int    // pictures in the HTML that are not fetched
 	View      oversight.View
-	Inbox     string // the address; empty if it is for none
-	Changed   bool   // what is stored is not what the digest says
+	Inbox     string // the address; empty if the action has no inbox
+	Changed   bool   // the stored content does not match the digest
 	Unshown   string // why its content cannot be shown; empty if it can
 	TextCut   bool   // View.Text is only the beginning
-	TextSize  int64  // bytes of all of it
+	TextSize  int64  // bytes of the whole text
 }
 
 // Decidable reports whether a person who reads the page may approve.
@@ -164,7 +164,7 @@ func (r *review) Moving() bool {
 // Mail reports whether the action sends mail.
 func (r *review) Mail() bool { return r.Kind == mailbox.SendKind || r.Kind == mailbox.CopyKind }
 
-// source returns what leaves, byte by byte; where nothing does, what is approved.
+// source returns the bytes that leave or, if nothing leaves, those that are approved.
 func source(v *oversight.View, a *oversight.Action) []byte {
 	if v.Raw != nil {
 		return v.Raw
@@ -172,13 +172,13 @@ func source(v *oversight.View, a *oversight.Action) []byte {
 	return a.Payload
 }
 
-// Openable reports whether its files can be looked into.
+// Openable reports whether the action's files can be opened.
 func (r *review) Openable() bool {
 	return r.Kind == mailbox.SendKind && r.Unshown == "" && !r.Changed && r.Dropped.IsZero()
 }
 
-// Cancellable reports whether it can be taken back without a decision on it:
-// one that waits for a decision is rejected instead.
+// Cancellable reports whether the action can be cancelled. An action that waits for a
+// decision is rejected instead.
 func (r *review) Cancellable() bool {
 	return r.State == oversight.Scheduled || r.State == oversight.Approved && r.Attempts == 0
 }
@@ -207,7 +207,7 @@ func (s reviews) review(ctx context.Context, who auth.Principal, id string) (*re
 		}
 	}
 	if strings.TrimSpace(r.html) != "" {
-		// What cannot be rendered is read as text, which is made from all of it.
+		// HTML that cannot be rendered is read as text, which is made from all of it.
 		if v, err := rendered(r.html); err == nil {
 			r.HTML, r.Remote = true, v.Remote
 		}
@@ -233,7 +233,7 @@ func (s reviews) inspect(a oversight.Action) *review {
 	if r.View, err = s.gate.Show(a); err == nil && r.Mail() && a.Dropped.IsZero() {
 		err = r.open()
 		r.View.Fields = slices.DeleteFunc(r.View.Fields, func(f oversight.Field) bool {
-			return slices.Contains([]string{"To", "Cc", "Bcc", "Subject"}, f.Name) // shown for themselves
+			return slices.Contains([]string{"To", "Cc", "Bcc", "Subject"}, f.Name) // shown separately
 		})
 	}
 	if raw := source(&r.View, &a); err == nil && !r.Mail() && len(raw) > 0 {
@@ -276,8 +276,7 @@ func cutSpans(list []oversight.Span, most int) (out []oversight.Span) {
 	return out
 }
 
-// longestGap returns the number of lines without anything in them between
-// others, at most.
+// longestGap returns the length of the longest run of empty lines between others.
 func longestGap(text string) (longest int) {
 	gap := 0
 	for line := range strings.Lines(text) {
@@ -302,7 +301,7 @@ type brief struct {
 	HiddenTotal int
 }
 
-// How much of an action a list shows, and of how many actions it is kept.
+// Limits of what a list shows of an action, and of how many briefs are kept.
 const (
 	briefTitle      = 300 // bytes
 	briefPeek       = 160 // bytes

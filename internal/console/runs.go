@@ -21,8 +21,8 @@ import (
 	"postern/internal/store"
 )
 
-// Runs are the runs of all projects. Implementations are safe for concurrent use. A run of
-// another project is [store.ErrNotFound]; so is one that is not there.
+// Runs are the runs of all projects. Implementations are safe for concurrent use. For a run
+// that does not exist or is of another project, they return [store.ErrNotFound].
 type Runs interface {
 	List(ctx context.Context, who auth.Principal, q run.Query) ([]run.Run, error)
 	Get(ctx context.Context, who auth.Principal, id string) (run.Run, error)
@@ -33,19 +33,19 @@ type Runs interface {
 // safe for concurrent use.
 type RunFiles interface {
 	List(ctx context.Context, who auth.Principal, run string) (api.RunArtifactList, error)
-	// Open returns a released file. Others are [store.ErrNotFound].
+	// Open returns a released file. For other files it returns [store.ErrNotFound].
 	Open(ctx context.Context, who auth.Principal, run string, n int) (api.RunArtifact, []byte, error)
 }
 
 // RunReports are the reports and the signed statements of runs. The caller has found the
-// run before. What is not written yet is [store.ErrNotFound]. Implementations are safe for
-// concurrent use.
+// run before. For what is not written yet, they return [store.ErrNotFound]. Implementations
+// are safe for concurrent use.
 type RunReports interface {
 	Report(ctx context.Context, who auth.Principal, run string) (api.RunReport, error)
 	Statement(ctx context.Context, who auth.Principal, run string) ([]byte, error)
 }
 
-// A real service is each of these.
+// The services that implement the interfaces.
 var (
 	_ Runs       = (*run.Service)(nil)
 	_ RunFiles   = (*run.Exports)(nil)
@@ -71,7 +71,7 @@ func (s runHandlers) routes() []route {
 // A listedRun is a run as the pages show it.
 type listedRun struct{ api.Run }
 
-// Standing is the state of the run in words, or why it is over.
+// Standing returns the state of the run in words, or why the run ended.
 func (r listedRun) Standing() string {
 	switch r.State {
 	case api.RunDraft:
@@ -89,7 +89,7 @@ func (r listedRun) Standing() string {
 	return r.State
 }
 
-// Tone is how the standing is coloured: good, bad, warn or accent.
+// Tone returns the tone of the standing: good, bad, warn or accent.
 func (r listedRun) Tone() string {
 	switch {
 	case r.State == api.RunEnded && r.Outcome == api.RunSucceeded:
@@ -99,13 +99,13 @@ func (r listedRun) Tone() string {
 	case r.State == api.RunStarting, r.State == api.RunRunning, r.State == api.RunCollecting:
 		return "accent"
 	}
-	return "bad" // also what is new to this version
+	return "bad" // also states that this version does not know
 }
 
-// Over reports whether nothing more becomes of the run.
+// Over reports whether the run has ended or was refused.
 func (r listedRun) Over() bool { return r.State == api.RunEnded || r.State == api.RunRefused }
 
-// Took is how long the run took, or "".
+// Took returns how long the run took, or "".
 func (r listedRun) Took() string { return tookTime(r.StartedAt, r.EndedAt) }
 
 // tookTime writes how long something took that has begun and ended, or "".
@@ -129,7 +129,7 @@ func argv(args []string) string {
 	for i, a := range args {
 		words[i] = a
 		if a == "" || strings.ContainsFunc(a, func(r rune) bool { return !strings.ContainsRune(plainWord, r) }) {
-			words[i] = strconv.Quote(a) // of an agent: line ends and invisible characters are escaped
+			words[i] = strconv.Quote(a) // from an agent: line ends and invisible characters are escaped
 		}
 	}
 	return strings.Join(words, " ")
@@ -173,13 +173,13 @@ type runPage struct {
 	Files    []api.RunArtifact  // in order of their numbers
 	Missing  []string           // files that the contract requires
 	Signed   bool               // there is a statement
-	Gone     int                // of the traces of the sandbox
-	Waits    []oversight.Action // what its sandbox wants to do and waits for a person
+	Gone     int                // traces of the sandbox that are gone
+	Waits    []oversight.Action // actions of its sandbox that wait for a person
 	Usage    []pair
 	Notice   string
 }
 
-// Verdict is what the report says, in one sentence.
+// Verdict returns what the report says, in one sentence.
 func (p runPage) Verdict() string {
 	switch r := p.Report; {
 	case r == nil:
@@ -233,7 +233,7 @@ func (s runHandlers) waitsOf(ctx context.Context, who auth.Principal, sandbox st
 // maxWaiting is how many of the newest actions are searched for those of one run.
 const maxWaiting = 500
 
-// results adds what came of a run. What is not there yet is left out.
+// results adds the results of a run. Results that do not exist yet are left out.
 func (s runHandlers) results(ctx context.Context, who auth.Principal, v *runPage) error {
 	if s.conf.RunFiles != nil {
 		list, err := s.conf.RunFiles.List(ctx, who, v.ID)
@@ -319,7 +319,7 @@ func runOf(f oversight.Field) string {
 	return "/console/runs/" + f.Value
 }
 
-// artifactTone is how the state of a file is coloured.
+// artifactTone returns the tone of the state of a file.
 func artifactTone(state string) string {
 	switch state {
 	case api.ArtifactReleased:
@@ -330,7 +330,7 @@ func artifactTone(state string) string {
 	return "bad"
 }
 
-// usage lists what was measured.
+// usage lists the measured use of resources.
 func usage(u api.RunUsage) (out []pair) {
 	if u.Samples == 0 {
 		return nil

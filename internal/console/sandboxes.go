@@ -21,7 +21,7 @@ import (
 // perSandboxPage is how many sandboxes a page lists.
 const perSandboxPage = 50
 
-// A listedSandbox is one with its name and what it uses.
+// A listedSandbox is a sandbox with its names and the resources that it uses.
 type listedSandbox struct {
 	sandbox.Info
 	Inbox string // the address of the attached inbox
@@ -31,22 +31,23 @@ type listedSandbox struct {
 	Spark string
 }
 
-// Live reports whether it has not ended.
+// Live reports whether the sandbox has not ended.
 func (l listedSandbox) Live() bool { return l.Ended.IsZero() }
 
-// IsPaused reports whether it is frozen on disk.
+// IsPaused reports whether the sandbox is frozen on disk.
 func (l listedSandbox) IsPaused() bool { return l.State == sandbox.Paused }
 
-// IsUp reports whether it runs and can be spoken to.
+// IsUp reports whether the sandbox runs and can be reached.
 func (l listedSandbox) IsUp() bool { return l.State == sandbox.Running }
 
-// Bound reports whether a contract says what may be done in it and what may leave it.
+// Bound reports whether a contract limits what may be done in the sandbox and what may
+// leave it.
 func (l listedSandbox) Bound() bool { return l.Contract != "" || l.Options.Traffic.Closed }
 
-// Self names it for the template "who".
+// Self returns the sandbox as a principal, for the template "who".
 func (l listedSandbox) Self() string { return "sandbox:" + l.ID }
 
-// From is the template as its creator named it.
+// From returns the template as the sandbox's creator named it.
 func (l listedSandbox) From() string { return or(l.Asked, l.Template) }
 
 // Reach summarizes the network access that the sandbox requested.
@@ -60,16 +61,17 @@ func (l listedSandbox) Reach() string {
 	return "none"
 }
 
-// Age is how long it has existed, or existed.
+// Age returns how long the sandbox has existed, or had existed when it ended.
 func (l listedSandbox) Age() string { return spent(l.Lived(time.Now())) }
 
-// Cost is what its time took of the machine. It is no money: no price is known.
+// Cost returns the processor and memory hours of the sandbox. It is not money: no price is
+// known.
 func (l listedSandbox) Cost() string {
 	h := l.Lived(time.Now()).Hours()
 	return amount(h*l.CPUs) + " CPU h, " + amount(h*float64(l.MemoryMB)/1024) + " GiB h"
 }
 
-// amount writes a number with two digits that count.
+// amount writes a number with about two significant digits.
 func amount(v float64) string {
 	switch {
 	case v < 0.01:
@@ -82,7 +84,7 @@ func amount(v float64) string {
 	return strconv.FormatFloat(v, 'f', 0, 64)
 }
 
-// spent writes a duration as people say it.
+// spent writes a duration for people.
 func spent(d time.Duration) string {
 	d = d.Round(time.Second)
 	switch {
@@ -110,7 +112,7 @@ func more(n int) string {
 	return fmt.Sprintf(" and %d more", n)
 }
 
-// sandboxHandlers lists and ends sandboxes.
+// sandboxHandlers lists sandboxes, and ends, pauses, resumes, forks and extends them.
 type sandboxHandlers struct{ reviews }
 
 func (s sandboxHandlers) routes() []route {
@@ -125,7 +127,7 @@ func (s sandboxHandlers) routes() []route {
 	}
 }
 
-// A stateGroup is a choice of states, as the filter has it.
+// A stateGroup is a group of states that the filter offers.
 type stateGroup struct {
 	Value, Name string
 	states      []sandbox.State
@@ -139,7 +141,7 @@ var stateGroups = []stateGroup{
 	{"lost", "Failed or lost", []sandbox.State{sandbox.Failed, sandbox.Lost}},
 }
 
-// A sandboxFilter is what the address of the list picks.
+// A sandboxFilter is the filter in the address of the list.
 type sandboxFilter struct {
 	Words, State, Agent, Template, Meta string
 	Number                              int // of the page, from 1
@@ -168,7 +170,7 @@ func (f sandboxFilter) In(state string) string {
 	return f.Page(1)
 }
 
-// Filtered reports whether something is picked.
+// Filtered reports whether the filter selects only a part.
 func (f sandboxFilter) Filtered() bool {
 	return f.Words+f.State+f.Agent+f.Template+f.Meta != ""
 }
@@ -201,7 +203,7 @@ func sandboxFilterOf(r *http.Request) (f sandboxFilter, q sandbox.Search, err er
 	return f, q, fmt.Errorf("%w: no sandbox is in the state %.40q", errForm, f.State)
 }
 
-// A countedState is a choice of states with how many are in them.
+// A countedState is a group of states with the number of sandboxes in it.
 type countedState struct {
 	stateGroup
 	Count int
@@ -266,7 +268,7 @@ func (s sandboxHandlers) agentChoices(names map[string]string) []choice {
 	return out
 }
 
-// listed adds names and what was measured.
+// listed adds names and measurements.
 func (s sandboxHandlers) listed(ctx context.Context, who auth.Principal, all []sandbox.Info, names map[string]string) (out []listedSandbox, err error) {
 	for _, i := range all {
 		l := listedSandbox{Info: i, Inbox: names[i.Inbox]}

@@ -28,7 +28,7 @@ import (
 	"postern/internal/store"
 )
 
-// What the pages take out of a sandbox.
+// Limits of what the pages take out of a sandbox.
 const (
 	maxLook     = 8 << 20  // bytes of a file that is shown
 	maxTake     = 32 << 20 // bytes of a file that is downloaded
@@ -44,7 +44,7 @@ type inner struct {
 	Processes []inside.Process
 	Further   bool // there are more processes
 	Ports     []shownPort
-	Files     []inside.Entry // of the home of its user, the first ones
+	Files     []inside.Entry // the first ones in the home directory of its user
 	FilesMore bool
 	Home      string
 }
@@ -55,13 +55,13 @@ type shownPort struct {
 	Address string // empty if the server has no domain
 }
 
-// lookInside adds what the guest tells, if the viewer may know it and it tells in time.
+// lookInside adds what the guest reports, if the viewer may see it and the guest answers in time.
 func (s sandboxHandlers) lookInside(ctx context.Context, who auth.Principal, v *sandboxPage) {
 	v.Home = homeDir
 	if !who.Decides() || !v.IsUp() || v.Bound() {
 		return
 	}
-	// The attack: a guest that never answers keeps the page, with Kill on it, from coming.
+	// The attack: a guest never answers, so that the page with the Kill button does not load.
 	ctx, cancel := context.WithTimeout(ctx, lookTime)
 	defer cancel()
 	files, more, err := s.inside.List(ctx, who, v.ID, homeDir)
@@ -80,7 +80,7 @@ func (s sandboxHandlers) lookInside(ctx context.Context, who auth.Principal, v *
 	}
 	for _, p := range ports {
 		if p.Number == sandbox.GuestPort {
-			continue // the guest's own, which nobody reaches without its key
+			continue // the guest's own port, which nobody can use without its key
 		}
 		one := shownPort{Port: p}
 		if s.conf.PortAddress != nil {
@@ -90,7 +90,7 @@ func (s sandboxHandlers) lookInside(ctx context.Context, who auth.Principal, v *
 	}
 }
 
-// insideWords says in words for a person why nothing is known of the inside.
+// insideWords tells a person why the inside of a sandbox is not shown.
 func insideWords(err error) string {
 	var refused *inside.RefusalError
 	switch {
@@ -118,7 +118,7 @@ func (s fileHandlers) routes() []route {
 	}
 }
 
-// A crumbLink is a directory above.
+// A crumbLink is a directory in a path, with the address of its page.
 type crumbLink struct{ Name, Link string }
 
 // A directoryPage is a directory of a sandbox.
@@ -128,14 +128,14 @@ type directoryPage struct {
 	Above   []crumbLink
 	Entries []inside.Entry
 	Total   int
-	More    bool // there are more than were looked at
+	More    bool // there are more entries than were read
 	Number  int
 	Newer   string
 	Older   string
 	Why     string // why nothing is listed
 }
 
-// FileLink returns where a file of a sandbox is shown.
+// fileLink returns the address of the page that shows a file of a sandbox.
 func fileLink(id, p string) string {
 	return "/console/sandboxes/" + url.PathEscape(id) + "/file?path=" + url.QueryEscape(p)
 }
@@ -157,8 +157,8 @@ func above(id, p string) []crumbLink {
 	return out
 }
 
-// askedPath returns the path that an address names. The attack: "..", a line break, or a
-// path that the guest and the page read differently.
+// askedPath returns the path that an address names. The attack: a path has "..", a line
+// break, or something that the guest and the page read differently.
 func askedPath(v url.Values) (string, error) {
 	p := or(v.Get("path"), homeDir)
 	if err := inside.CheckPath(p); err != nil {
@@ -200,7 +200,7 @@ func (s fileHandlers) directory(w http.ResponseWriter, r *http.Request, who auth
 	return s.render(r.Context(), w, status, page{Name: "directory", Title: "Files of " + l.ID, Who: who, Here: "sandboxes", Body: &v})
 }
 
-// A lookPage is a file of a sandbox.
+// A lookPage shows a file of a sandbox.
 type lookPage struct {
 	listedSandbox
 	Path    string
@@ -210,10 +210,10 @@ type lookPage struct {
 	Cut     bool
 	Preview preview.File
 	Text    string
-	SHA256  string // of what was read, if that is all of it
+	SHA256  string // of the whole file; empty if only a part was read
 	Why     string
 	Picture string // its address
-	TooBig  bool   // to be downloaded here
+	TooBig  bool   // too big to be downloaded here
 }
 
 func (s fileHandlers) file(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
@@ -250,11 +250,11 @@ func (s fileHandlers) showFile(w http.ResponseWriter, r *http.Request, who auth.
 				v.Picture = "/console/sandboxes/" + l.ID + "/picture?path=" + url.QueryEscape(p)
 			}
 		case preview.Text, preview.Page, preview.Table:
-			// HTML is shown as its source: what code wrote is not drawn in this origin, nor
-			// in a frame.
+			// HTML is shown as its source: HTML from a sandbox is not rendered in this origin,
+			// nor in a frame.
 			v.Text = preview.Plain(c.Data)
 		case preview.Nothing:
-			// Logs have escape codes; what has no zero byte at its beginning is read as text.
+			// Logs have escape codes. Data without a zero byte at its beginning is read as text.
 			if head := c.Data[:min(len(c.Data), 8<<10)]; len(head) > 0 && !bytes.ContainsRune(head, 0) && utf8.Valid(head[:max(0, len(head)-3)]) {
 				v.Text = preview.Plain(c.Data)
 			}
@@ -273,7 +273,7 @@ func sum(data []byte) string {
 	return hex.EncodeToString(d[:])
 }
 
-// pixels is a picture of a sandbox, drawn anew.
+// pixels answers with a picture of a sandbox, drawn anew.
 func (s fileHandlers) pixels(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	l, err := s.find(r, who)
 	if err != nil {
@@ -296,7 +296,7 @@ func (s fileHandlers) pixels(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return s.draw(w, r, c.Data)
 }
 
-// looked records what a person is about to see. Its digest is that of what was read: the
+// looked records what a person is about to see. The digest is of the data that was read: the
 // sandbox may change the file afterwards.
 func (s fileHandlers) looked(ctx context.Context, who auth.Principal, id, p string, c inside.Content) error {
 	f := audit.Fields{"path": extract.Cut(extract.Visible(p), 1000), "sha256": sum(c.Data)}
@@ -304,16 +304,16 @@ func (s fileHandlers) looked(ctx context.Context, who auth.Principal, id, p stri
 		f["size"] = strconv.FormatInt(c.Size, 10)
 	}
 	if c.More {
-		f["shown"] = strconv.Itoa(len(c.Data)) // the first bytes alone
+		f["shown"] = strconv.Itoa(len(c.Data)) // only the first bytes
 	}
 	return s.note(ctx, who, audit.SandboxLooked, id, f)
 }
 
-// take sends a file of a sandbox to the person who requested it, so it leaves. The person
-// decides about it here, so what holds for decisions holds: policy is asked, as about the
-// file of a run, with what a scan of the file found; where policy denies it, asks more
-// than one person, others, or for a second factor, nothing leaves. What left is on the
-// record, with its digest, before it does.
+// take sends a file of a sandbox to the person who requested it, so the file leaves. The
+// request is that person's decision, so the rules for decisions apply: policy is asked as
+// about the file of a run, with what a scan of the file found. If policy denies it, or asks
+// more than one person, others, or for a second factor that is not fresh, nothing leaves. The
+// record has the file, with its digest, before it leaves.
 func (s fileHandlers) take(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx := r.Context()
 	l, err := s.find(r, who)

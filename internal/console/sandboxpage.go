@@ -19,7 +19,7 @@ import (
 	"postern/internal/store"
 )
 
-// What a page of a sandbox shows of its log and of its connections.
+// How many log entries and connections the page of a sandbox shows.
 const (
 	shownLogs        = 60
 	shownConnections = 12
@@ -29,9 +29,9 @@ const (
 type sandboxPage struct {
 	listedSandbox
 	Notice string
-	Done   string // what a form did, in words
+	Done   string // outcome of a form
 
-	Waits  []oversight.Action // of it, that wait for a person
+	Waits  []oversight.Action // actions of the sandbox that wait for a person
 	Charts []chart
 	Logs   []sandbox.LogEntry // newest last
 	Wall   []wallEntry        // newest first
@@ -103,7 +103,7 @@ func (s sandboxHandlers) showSandbox(w http.ResponseWriter, r *http.Request, who
 	return s.render(r.Context(), w, status, p)
 }
 
-// waitsOf returns the actions of a sandbox that wait for a person, newest first.
+// waitsOf returns at most 10 actions of a sandbox that wait for a person, riskiest first.
 func (s sandboxHandlers) waitsOf(ctx context.Context, who auth.Principal, id string) ([]oversight.Action, error) {
 	q, err := s.gate.Queue(ctx, who, oversight.QueueQuery{Proposer: auth.Principal{Kind: auth.Sandbox, ID: id}.String(), Limit: 10})
 	if err != nil {
@@ -166,13 +166,13 @@ func wallOf(e audit.Entry) wallEntry {
 	return w
 }
 
-// doneWords are what a form did, by the word in the address: no link can put words here.
+// doneWords has the outcomes of forms, by the word in the address: no link can put words here.
 var doneWords = map[string]string{
 	"pause": "It is paused. Its memory and files stay on the disk.", "resume": "It runs again.", "extend": "It ends later now.",
 	"fork": "This is the copy. It began with the memory and files of the other one.",
 }
 
-// change carries out one change of a sandbox and answers with its page, or with why not.
+// change makes one change to a sandbox and answers with its page, or says why it did not.
 func (s sandboxHandlers) change(w http.ResponseWriter, r *http.Request, who auth.Principal, done string, do func(l listedSandbox) (id string, err error)) error {
 	l, err := s.find(r, who)
 	if err != nil {
@@ -184,7 +184,7 @@ func (s sandboxHandlers) change(w http.ResponseWriter, r *http.Request, who auth
 		text string
 	}{
 		{sandbox.ErrBound, "A contract binds this sandbox and does not leave this to people. Nothing was changed."},
-		{auth.ErrForbidden, ""}, // the page about it
+		{auth.ErrForbidden, ""}, // the error page says it
 		{sandbox.ErrNotFound, "Your click changed nothing: the sandbox has already ended or has not started yet."},
 		{sandbox.ErrPaused, "Your click changed nothing: the sandbox is paused."},
 		{sandbox.ErrRunning, "Your click changed nothing: the sandbox runs already."},
@@ -229,8 +229,8 @@ func (s sandboxHandlers) resume(w http.ResponseWriter, r *http.Request, who auth
 	})
 }
 
-// fork copies a running sandbox once. The copy lives as long as its creator asked for the
-// first one.
+// fork copies a running sandbox once. The copy lives as long as the creator of the original
+// requested for the original.
 func (s sandboxHandlers) fork(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	return s.change(w, r, who, "fork", func(l listedSandbox) (string, error) {
 		out, err := s.fleet.Fork(r.Context(), who, l.ID, max(l.Options.Timeout, time.Minute), 1)
@@ -241,7 +241,7 @@ func (s sandboxHandlers) fork(w http.ResponseWriter, r *http.Request, who auth.P
 	})
 }
 
-// longer are the times by which the page extends a life.
+// longer lists the times by which the page extends the life of a sandbox.
 var longer = map[string]time.Duration{"15m": 15 * time.Minute, "1h": time.Hour, "4h": 4 * time.Hour, "24h": 24 * time.Hour}
 
 func (s sandboxHandlers) extend(w http.ResponseWriter, r *http.Request, who auth.Principal) error {

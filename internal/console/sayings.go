@@ -5,15 +5,15 @@ import (
 	"postern/internal/oversight"
 )
 
-// A saying is how an entry of the record reads, and what stands beside it.
+// A saying is the sentence for an entry of the record, with its icon and tag.
 //
-// Its text is a sentence with places: {who} is the actor; {object} the object and {reason}
-// the field "reason", as they are; {b:name} the same in bold, {q:reason} in quotation
-// marks, {code:program} as code; {inbox:object}, {sandbox:object}, {person:object} and
-// {as:to} name a principal; {action} is the action that the entry is about, {action!} the
-// same without its agent; {run:object} links a run; {time:until}, {size:bytes},
-// {ms:ms} and {n:files:file:files} are written as people write them; {took} is how long
-// after the proposal it was. What stands in [ ] is left out if one of its places is empty.
+// The text has places: {who} is the actor; {object} the object and {reason} the field
+// "reason", as they are; {b:name} the same in bold, {q:reason} in quotation marks,
+// {code:program} as code; {inbox:object}, {sandbox:object}, {person:object} and {as:to}
+// name a principal; {action} is the action that the entry is about, {action!} the same
+// without its agent; {run:object} links a run; {time:until}, {size:bytes}, {ms:ms} and
+// {n:files:file:files} are formatted for people; {took} is the time since the proposal.
+// Text in [ ] is left out if one of its places is empty.
 type saying struct {
 	icon string
 	text string
@@ -21,7 +21,7 @@ type saying struct {
 	tone string // of the tag: warn, bad, good, accent, or empty
 }
 
-// sayings has one for every verb of the record. TestEveryVerbHasASentence sees that none is missing.
+// sayings has one for every verb of the record. TestEveryVerbHasASentence checks that.
 var sayings = map[audit.Verb]saying{
 	audit.ActionPropose:  {"send", "{who} {ask} {action!}[ ({verdict})].", "", ""},
 	audit.ActionRevise:   {"edit", "{who} changed {action}.", "changed", ""},
@@ -280,7 +280,7 @@ var sayings = map[audit.Verb]saying{
 	audit.WebhookDelete:    {"globe", "{who} deleted the webhook[ {b:name}].", "access", "accent"},
 }
 
-// proposed are how a proposal reads that is in a state, instead of the saying of its verb.
+// proposed has the sayings for proposals in some states, instead of the saying of the verb.
 var proposed = map[oversight.State]saying{ //nolint:exhaustive // the other states have the saying of the verb
 	oversight.Pending:  {"send", "{who} {ask} {action!}. It waits for a person[: {verdict}].", "held", "warn"},
 	oversight.Approved: {"send", "{who} {ask} {action!}. Policy allows it[: {verdict}].", "by policy", ""},

@@ -11,12 +11,12 @@ import (
 	"postern/internal/secret"
 )
 
-// A secretsPage is the project's secrets, and the form that creates one. It has no
-// values, also not one that was typed into a form that could not be taken.
+// A secretsPage lists the project's secrets, and has the form that creates one. It has no
+// values, not even one that was typed into a rejected form.
 type secretsPage struct {
 	Secrets []secret.Secret
 	Notice  string
-	Name    string // as typed, with the next
+	Name    string // as typed; so are the next two
 	Hosts   string
 	Ask     secret.Approval
 }
@@ -56,13 +56,13 @@ func (s secretHandlers) showList(w http.ResponseWriter, r *http.Request, who aut
 	return s.render(r.Context(), w, status, page{Name: "secrets", Title: "Secrets", Who: who, Here: "settings", Body: p})
 }
 
-// hostList returns the hosts in a form: between commas, spaces or lines.
+// hostList returns the hosts in a form, separated by commas, spaces or lines.
 func hostList(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r <= ' ' })
 }
 
-// valueOf returns the value in a form. A browser sends the end of line that was
-// pasted along.
+// valueOf returns the value in a form, without a line end: a browser sends one that was
+// pasted with the value.
 func valueOf(r *http.Request) secret.Value {
 	return secret.Value{
 		Text:      auth.Secret(strings.TrimRight(r.PostForm.Get("value"), "\r\n")),
@@ -128,7 +128,7 @@ func (s secretHandlers) show(w http.ResponseWriter, r *http.Request, who auth.Pr
 	return s.render(r.Context(), w, status, page{Name: "credential", Title: c.Name, Who: who, Here: "settings", Body: credentialPage{c, notice}})
 }
 
-// change is what the forms on a secret's page do.
+// change handles the forms on a secret's page.
 func (s secretHandlers) change(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ss, err := s.store()
 	if err != nil {

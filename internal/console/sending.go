@@ -32,7 +32,7 @@ type departure struct {
 	Deliveries []delivery.Delivery
 }
 
-// A lookup is what was asked about an address.
+// A lookup is the result of looking up an address in the suppression list.
 type lookup struct {
 	Address string
 	Found   bool
@@ -41,8 +41,8 @@ type lookup struct {
 	Inbox string // the address
 }
 
-// A sendingPage is how mail leaves: what is on its way, whom nothing is sent
-// to any more, and who sends nothing.
+// A sendingPage shows how mail leaves: emails on their way, counts of suppressed addresses,
+// and inboxes and domains that are suspended.
 type sendingPage struct {
 	Leaving   []departure
 	Counts    []suppressionCount
@@ -63,7 +63,7 @@ var suppressionNames = map[delivery.SuppressionReason]string{
 	delivery.SuppressedUnsubscribe: "the recipient unsubscribed", delivery.SuppressedAdded: "added by a person or a project key",
 }
 
-// maxLeaving bounds what a page shows of what is on its way.
+// maxLeaving bounds the emails on their way that a page shows.
 const maxLeaving = 25
 
 // sendingHandlers shows deliveries, suspensions and the suppression list.
@@ -137,7 +137,7 @@ func (s sendingHandlers) lookUp(w http.ResponseWriter, r *http.Request, who auth
 	return s.showSending(w, r, who, http.StatusOK, sendingPage{Lookup: &lookup{Address: address, Found: err == nil, Reason: or(suppressionNames[found.Reason], string(found.Reason)), Suppression: found}})
 }
 
-// addressRefused returns, for a person, why an address could not be taken.
+// addressRefused tells a person why an address is not valid. It is empty for other errors.
 func addressRefused(err error) string {
 	if field, ok := errors.AsType[*mail.FieldError](err); ok {
 		return "Invalid address: " + field.Reason + "."
@@ -188,7 +188,7 @@ func (s sendingHandlers) lift(w http.ResponseWriter, r *http.Request, who auth.P
 	return nil
 }
 
-// deliveryNames say what became of a recipient.
+// deliveryNames names the states of a delivery.
 var deliveryNames = map[delivery.State]string{
 	delivery.Queued: "queued", delivery.Sending: "sending", delivery.Delivered: "delivered",
 	delivery.Deferred: "retrying", delivery.Bounced: "not delivered", delivery.Suppressed: "not sent",

@@ -25,7 +25,7 @@ type part struct {
 	Form string // "b", "q" or "code"; empty means plain
 }
 
-// A told is an entry of the record as people read it.
+// A told is an entry of the record with the sentence that people read.
 type told struct {
 	audit.Entry
 	Parts []part
@@ -56,14 +56,14 @@ func (t told) Plain() string {
 	return b.String()
 }
 
-// An actionFact is what sentences say about an action.
+// An actionFact has what sentences need to know about an action.
 type actionFact struct {
 	id, kind, inbox string
 	request         policy.Request
 	created         time.Time
 }
 
-// actionFacts returns those of a project's actions, by ID, with one query.
+// actionFacts returns the facts about actions of a project, by ID.
 func actionFacts(ctx context.Context, tx *store.Tx, project string, ids []string) (map[string]actionFact, error) {
 	rows, err := selectIn(ctx, tx, func(row func(...any) error) (a actionFact, err error) {
 		var request string
@@ -72,7 +72,7 @@ func actionFacts(ctx context.Context, tx *store.Tx, project string, ids []string
 			return a, err
 		}
 		a.created = store.FromTime(created)
-		_ = json.Unmarshal([]byte(request), &a.request) // without it, less is said
+		_ = json.Unmarshal([]byte(request), &a.request) // without it, the sentence says less
 		return a, nil
 	}, `select id, kind, inbox_id, request, created_at from action where project_id = $1 and id in `, project, ids)
 	if err != nil {
@@ -115,7 +115,7 @@ func say(e audit.Entry, facts map[string]actionFact) told {
 	if p, known := proposed[oversight.State(f["state"])]; known && e.Verb == audit.ActionPropose {
 		s = p
 	}
-	if !ok { // of another version of the program
+	if !ok { // a verb of another version of the program
 		s = saying{"list", "{who}: " + strings.Map(unbraced, e.Verb.Means()) + "[ ({object})].", "", ""}
 	}
 	t := told{Entry: e, Icon: s.icon, Tag: s.tag, Tone: s.tone}
@@ -127,7 +127,7 @@ func say(e audit.Entry, facts map[string]actionFact) told {
 	return t
 }
 
-// unbraced drops what has a meaning in a saying: an unknown verb comes from the database.
+// unbraced replaces what has a meaning in a saying: an unknown verb comes from the database.
 func unbraced(r rune) rune {
 	if strings.ContainsRune("{}[]", r) {
 		return '.'
@@ -144,13 +144,13 @@ type speaker struct {
 
 var sayingPiece = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\{[^{}]*\}|\[[^\[\]]*\]|[^{}\[\]]+`) })
 
-// parts fills a text.
+// parts fills the places of a text.
 func (s *speaker) parts(text string) []part {
 	out, _ := s.fill(text)
 	return out
 }
 
-// fill fills a text, and reports whether no place in it was empty.
+// fill fills the places of a text, and reports whether none of them was empty.
 func (s *speaker) fill(text string) (out []part, whole bool) {
 	whole = true
 	for _, piece := range sayingPiece().FindAllString(text, -1) {
@@ -173,7 +173,7 @@ func (s *speaker) fill(text string) (out []part, whole bool) {
 	return out, whole
 }
 
-// maxSaid bounds what a sentence repeats of a value, in bytes. The rest is in the fold.
+// maxSaid bounds how much of a value a sentence has, in bytes. The fold has the rest.
 const maxSaid = 200
 
 // value returns what a place names: the object, or a field.
@@ -184,7 +184,7 @@ func (s *speaker) value(name string) string {
 	return s.f[name]
 }
 
-// place returns what belongs into a place, or nothing if it is not recorded.
+// place returns the parts for a place, or none if its value is not recorded.
 func (s *speaker) place(p string) []part {
 	how, name, ok := strings.Cut(p, ":")
 	if !ok {
@@ -238,7 +238,7 @@ func (s *speaker) number(how, v, words string) []part {
 	return nil // unreachable: TestEveryVerbHasASentence fills every place
 }
 
-// word returns what belongs into a place without a form.
+// word returns the parts for a place without a form.
 func (s *speaker) word(p string) []part {
 	switch p {
 	case "who":
@@ -267,7 +267,7 @@ func (s *speaker) word(p string) []part {
 	return nil
 }
 
-// host returns what a connection or a request went to.
+// host returns the destination of a connection or a request.
 func (s *speaker) host() []part {
 	to := s.f["name"]
 	_, port, _ := strings.Cut(s.f["dst"][strings.LastIndexByte(s.f["dst"], ']')+1:], ":")
@@ -321,7 +321,7 @@ func (s *speaker) action(agent bool) []part {
 	return append(out, whereto(a.request)...)
 }
 
-// whereto says to whom or to what an action goes.
+// whereto returns the target of an action as parts of a sentence.
 func whereto(r policy.Request) []part {
 	switch n := len(r.To); {
 	case n == 1:

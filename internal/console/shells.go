@@ -25,19 +25,19 @@ import (
 
 // Limits of terminals.
 const (
-	ticketFor   = 30 * time.Second // within which the page's script must come
-	maxTickets  = 8                // of one person that are not used yet
-	maxShells   = 8                // open ones of one person
+	ticketFor   = 30 * time.Second // in which the page's script must use its ticket
+	maxTickets  = 8                // unused tickets of one person
+	maxShells   = 8                // open terminals of one person
 	maxTyped    = 64 << 10         // bytes of one message from a browser
 	unseenMost  = 256 << 10        // bytes that were sent and not yet drawn; then the shell waits
 	shellCheck  = 3 * time.Second
-	shellIdle   = 30 * time.Minute // without a key
+	shellIdle   = 30 * time.Minute // without a key press
 	sendPatient = 30 * time.Second
 	endPatient  = 2 * time.Second // for the last message
 )
 
-// A ticket lets one WebSocket open a terminal. A form makes it, which a link or a page of
-// another origin cannot send; it is used once.
+// A ticket lets one WebSocket open a terminal, once. A form creates it: a link or a page of
+// another origin cannot send that form.
 type ticket struct {
 	who     auth.Principal
 	sandbox string
@@ -45,7 +45,7 @@ type ticket struct {
 	until   time.Time
 }
 
-// shells are what is known of terminals. The zero value is not ready.
+// shells has the tickets and counts the open terminals. The zero value is not ready.
 type shells struct {
 	mu      sync.Mutex // guards what follows
 	tickets map[string]ticket
@@ -65,7 +65,7 @@ func (s *shells) issue(t ticket) (string, error) {
 		}
 	}
 	// The attack: an owner of one project loads the page again and again, so that nobody of
-	// another one opens a terminal. A limit for all of them would let that happen.
+	// another project can open a terminal. A limit for all projects together would allow that.
 	if n >= maxTickets {
 		return "", errStreams
 	}
@@ -74,13 +74,13 @@ func (s *shells) issue(t ticket) (string, error) {
 	return name, nil
 }
 
-// use returns the ticket of this name if it is who's for the sandbox, once.
+// use returns the ticket of this name, once, if it was issued to who for the sandbox.
 func (s *shells) use(name string, who auth.Principal, sandbox string) (ticket, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t, ok := s.tickets[name]
 	if !ok || t.who.String() != who.String() || t.who.Project != who.Project || t.sandbox != sandbox || time.Now().After(t.until) {
-		return ticket{}, false // what is another's stays his
+		return ticket{}, false // the ticket of another person stays valid
 	}
 	delete(s.tickets, name)
 	return t, true
@@ -107,8 +107,8 @@ func (s *shells) enter(who auth.Principal) (func(), error) {
 	}, nil
 }
 
-// shellHandlers let an owner work in a sandbox. The right is the one that the project's own
-// key has: who may create sandboxes may work in them.
+// shellHandlers let an owner work in a sandbox. The project's own key has the same right:
+// whoever may create sandboxes may work in them.
 type shellHandlers struct{ sandboxHandlers }
 
 func (s shellHandlers) routes() []route {
@@ -128,7 +128,7 @@ type shellPage struct {
 	Why    string
 }
 
-// terminal makes the page of a terminal, whose script then opens it.
+// terminal answers with the page of a terminal. The page's script then opens the terminal.
 func (s shellHandlers) terminal(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	l, err := s.find(r, who)
 	if err != nil {
@@ -163,7 +163,7 @@ type ranPage struct {
 	Why       string
 }
 
-// command runs one line for who has no script, or needs no more.
+// command runs one line, for people whose browser runs no script or who need no more.
 func (s shellHandlers) command(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	l, err := s.find(r, who)
 	if err != nil {
@@ -184,8 +184,8 @@ func (s shellHandlers) command(w http.ResponseWriter, r *http.Request, who auth.
 	}
 	defer leave()
 	ctx := r.Context()
-	// The record first: what is begun and breaks off is on it. As with agents' commands it
-	// has the digest, since a line may hold a password.
+	// Write the record first, so that it has commands that broke off. As with agents'
+	// commands, it has the digest of the line, since a line may contain a password.
 	if err := s.note(ctx, who, audit.SandboxOrder, l.ID, audit.Fields{"sha256": sum([]byte(line)), "bytes": strconv.Itoa(len(line))}); err != nil {
 		return err
 	}
@@ -206,8 +206,8 @@ func (s shellHandlers) command(w http.ResponseWriter, r *http.Request, who auth.
 	return s.render(r.Context(), w, status, page{Name: "ran", Title: "Command", Who: who, Here: "sandboxes", Body: &v})
 }
 
-// recording sends the recording of a terminal. It is what a sandbox wrote, so it leaves as
-// a file does, and is never shown as a page.
+// recording sends the recording of a terminal. A sandbox wrote it, so it leaves as a file
+// does, and is never shown as a page.
 func (s shellHandlers) recording(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	l, err := s.find(r, who)
 	if err != nil {
@@ -221,7 +221,7 @@ func (s shellHandlers) recording(w http.ResponseWriter, r *http.Request, who aut
 		return err
 	}
 	name := r.PathValue("name")
-	// The record first: what leaves is on it, also if the connection breaks.
+	// Write the record first, so that it has what leaves even if the connection breaks.
 	f := audit.Fields{"name": name, "size": strconv.Itoa(len(b)), "sha256": sum(b)}
 	if err := s.note(r.Context(), who, audit.SandboxRecording, l.ID, f); err != nil {
 		return err
@@ -231,7 +231,7 @@ func (s shellHandlers) recording(w http.ResponseWriter, r *http.Request, who aut
 
 // sameOrigin returns an error unless the request comes from a page of this console. The
 // attack: a page of another origin opens the WebSocket, which browsers allow, with the
-// person's cookie. Unlike a fetch, it may not leave out where it comes from.
+// person's cookie. Unlike a fetch, a WebSocket cannot leave out its origin.
 func sameOrigin(r *http.Request) error {
 	u, err := url.Parse(r.Header.Get("Origin"))
 	if err != nil || u.Host == "" || !strings.EqualFold(u.Host, r.Host) {
@@ -240,8 +240,8 @@ func sameOrigin(r *http.Request) error {
 	return nil
 }
 
-// socket is one terminal. It ends with the person's session or right, with the sandbox,
-// and after half an hour without a key.
+// socket serves one terminal. The terminal ends with the person's session or right, with the
+// sandbox, and after half an hour without a key press.
 func (s shellHandlers) socket(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	if err := sameOrigin(r); err != nil {
 		return err
@@ -291,9 +291,9 @@ func (s shellHandlers) socket(w http.ResponseWriter, r *http.Request, who auth.P
 	conn, err := websocket.Accept(w, r, nil)
 	if err != nil {
 		s.log.DebugContext(ctx, "open a terminal's socket", "err", err)
-		return nil // it is answered
+		return nil // the request is answered
 	}
-	defer func() { _ = conn.CloseNow() }() // ends what still reads or writes
+	defer func() { _ = conn.CloseNow() }() // ends pending reads and writes
 	conn.SetReadLimit(maxTyped)
 	one := &oneShell{s: s, who: who, r: r, conn: conn, term: term, kill: kill, drawn: make(chan struct{}, 1)}
 	one.typed.Store(begun.UnixNano())
@@ -307,7 +307,8 @@ func (s shellHandlers) socket(w http.ResponseWriter, r *http.Request, who auth.P
 	return s.endShell(ctx, one, why)
 }
 
-// endShell tells the browser why, and ends the shell before it waits for the browser.
+// endShell tells the browser why the terminal ends. It ends the shell before it waits for the
+// browser.
 func (s shellHandlers) endShell(ctx context.Context, one *oneShell, why string) error {
 	b, err := json.Marshal(map[string]string{"end": why})
 	if err == nil {
@@ -335,12 +336,13 @@ type oneShell struct {
 	cast   *inside.Recorder
 
 	unseen atomic.Int64  // bytes that were sent and not drawn
-	drawn  chan struct{} // told that unseen fell
-	typed  atomic.Int64  // when a key came last, in Unix nanoseconds
+	drawn  chan struct{} // signals that unseen fell
+	typed  atomic.Int64  // time of the last key press, in Unix nanoseconds
 }
 
-// run returns why the terminal ended. The connection stays open for the last message: a
-// Read or a Write whose context ends would close it, so theirs does not end with ctx.
+// run returns why the terminal ended. The connection stays open for the last message: it
+// would be closed if the context of a Read or a Write ended, so these contexts do not end
+// with ctx.
 func (o *oneShell) run(ctx context.Context, cancel context.CancelFunc) string {
 	why := make(chan string, 3)
 	go func() { why <- o.show(ctx) }()
@@ -351,7 +353,8 @@ func (o *oneShell) run(ctx context.Context, cancel context.CancelFunc) string {
 	return first
 }
 
-// guard ends the terminal of somebody whose session or right has ended.
+// guard returns when the session or the right of the person has ended, when the server stops,
+// or after shellIdle without a key press.
 func (o *oneShell) guard(ctx context.Context) string {
 	t := time.NewTicker(shellCheck)
 	defer t.Stop()
@@ -373,8 +376,8 @@ func (o *oneShell) guard(ctx context.Context) string {
 	}
 }
 
-// show sends what the shell writes. It reads no more while the browser has not drawn what
-// it was sent: the attack is a program that floods.
+// show sends the output of the shell. It reads no more while the browser has too much to
+// draw. The attack: a program floods the browser.
 func (o *oneShell) show(ctx context.Context) string {
 	for {
 		for o.unseen.Load() > unseenMost {
@@ -396,7 +399,7 @@ func (o *oneShell) show(ctx context.Context) string {
 		if o.cast != nil {
 			if _, err := o.cast.Write(b); err != nil {
 				o.castMu.Unlock()
-				return "the recording failed" // what the person asked for is not done
+				return "the recording failed" // the person asked for a recording
 			}
 		}
 		o.castMu.Unlock()
@@ -410,21 +413,21 @@ func (o *oneShell) show(ctx context.Context) string {
 	}
 }
 
-// A typedMessage is what a browser sends: one of its fields.
+// A typedMessage is a message of the browser. It has one of the fields.
 type typedMessage struct {
 	In   string    `json:"in"`   // what was typed
 	Size [2]uint32 `json:"size"` // columns and rows
 	Ack  int64     `json:"ack"`  // bytes that were drawn
 }
 
-// typing passes on what is typed.
+// typing passes on what the person types.
 func (o *oneShell) typing(ctx context.Context) string {
 	for {
 		kind, b, err := o.conn.Read(context.WithoutCancel(ctx))
 		if err != nil {
 			return "the browser left"
 		}
-		// The attack: somebody who has lost the role goes on typing while the end is sent.
+		// The attack: somebody who has lost the role types on while the last message is sent.
 		if ctx.Err() != nil {
 			return "the server ended it"
 		}

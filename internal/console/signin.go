@@ -12,17 +12,17 @@ import (
 	"postern/internal/store"
 )
 
-// A signInForm is what the pages for signing in and for the first account show.
+// A signInForm has what the pages for signing in and for a new account show.
 type signInForm struct {
 	Next     string // page to go to then
 	Token    string // of the set-up link
 	Name     string // as typed
 	Problem  string
-	Elsehow  bool // came by a link from elsewhere
-	Passkeys bool // can be used under the name by which the console was opened
+	Elsehow  bool // the browser followed a link from another site
+	Passkeys bool // passkeys work under the host name of this request
 	MinBytes int  // of a password
 	Role     auth.Role
-	Person   string // whose new password it is; empty for a new account
+	Person   string // who gets a new password; empty for a new account
 }
 
 // signInHandlers creates accounts from invitations, and signs people in and out.
@@ -97,7 +97,7 @@ func (s signInHandlers) setup(w http.ResponseWriter, r *http.Request, _ auth.Pri
 	case err != nil:
 		return err
 	}
-	if begun.Token == "" { // a new password, of who has a second factor
+	if begun.Token == "" { // a new password, and the person has a second factor
 		http.Redirect(w, r, "/console/signin", http.StatusSeeOther)
 		return nil
 	}
@@ -123,12 +123,12 @@ func (s signInHandlers) showSignIn(w http.ResponseWriter, r *http.Request, statu
 	return s.render(r.Context(), w, status, page{Name: "signin", Title: "Sign in", Body: f})
 }
 
-// visit says how r comes to sign in.
+// visit describes r as an attempt to sign in.
 func (s *Server) visit(r *http.Request) people.Visit {
 	return people.Visit{Kind: auth.Browser, Remote: remote(r), Agent: r.UserAgent(), Former: s.token(r)}
 }
 
-// token returns the session that the browser keeps; it may be empty, or nobody's.
+// token returns the session that the browser keeps. It may be empty or not valid.
 func (s *Server) token(r *http.Request) auth.Secret {
 	c, err := r.Cookie(s.cookie())
 	if err != nil {
@@ -137,8 +137,8 @@ func (s *Server) token(r *http.Request) auth.Secret {
 	return auth.Secret(c.Value)
 }
 
-// site is the name under which the console was opened. It is one that the
-// operator has set: others are refused before anything is served.
+// site returns the host name under which the console was opened. The operator has set that
+// name: requests with other names are refused before.
 func (s *Server) site(r *http.Request) people.Site {
 	return people.Site{Host: r.Host, Secure: s.conf.Secure || r.TLS != nil}
 }
@@ -203,13 +203,13 @@ func (s signInHandlers) signinCode(w http.ResponseWriter, r *http.Request, _ aut
 	return s.entered(w, r, begun, signInForm{Next: f.Next}, err)
 }
 
-// An askPage has the browser ask for a passkey. It is the one page that needs
-// its script; whoever has none is told the other ways.
+// An askPage makes the browser ask for a passkey. The page needs its script; without
+// scripts it names the other ways.
 type askPage struct {
 	Title, Text string
 	Action      string // where the answer goes
 	Kind        string // what the browser does: create or get
-	Options     string // for it, JSON
+	Options     string // for the browser, as JSON
 	Token       string // of the question
 	Next        string
 	Label       string // what a new passkey will be called
@@ -248,17 +248,17 @@ func (s signInHandlers) signout(w http.ResponseWriter, r *http.Request, _ auth.P
 	}
 	s.setCookie(w, "")
 	// The attack: the next person at this computer presses Back. No page is cached, but
-	// browsers keep whole pages in memory; this ends those too (Clear Site Data, section 3.1).
-	// With the storage goes the service worker: no push message shows up there any more.
+	// browsers keep whole pages in memory; this removes those too (Clear Site Data, section 3.1).
+	// It also removes the service worker, so that no push message appears there any more.
 	w.Header().Set("Clear-Site-Data", `"cache", "storage"`)
 	http.Redirect(w, r, "/console/signin", http.StatusSeeOther)
 	return nil
 }
 
-// cookie returns the name of the cookie with the session. With the prefix a
-// browser takes it from this very host alone: pages of sandboxes have names
-// under the same domain, and their scripts could otherwise set one for all of
-// it, and so sign a reviewer in as somebody else (RFC 6265bis section 4.1.3.2).
+// cookie returns the name of the session cookie. With the prefix, a browser accepts the
+// cookie from this host alone. Pages of sandboxes have names under the same domain: without
+// the prefix, their scripts could set a cookie for the whole domain, and so sign a reviewer
+// in as somebody else (RFC 6265bis section 4.1.3.2).
 func (s *Server) cookie() string {
 	if s.conf.Secure {
 		return "__Host-" + auth.SessionCookie
@@ -266,11 +266,11 @@ func (s *Server) cookie() string {
 	return auth.SessionCookie
 }
 
-// setCookie gives the browser its session; an empty one takes it away.
+// setCookie gives the browser its session; an empty one removes it.
 func (s *Server) setCookie(w http.ResponseWriter, session auth.Secret) {
 	path := "/console"
 	if s.conf.Secure {
-		path = "/" // as the name's prefix demands
+		path = "/" // the prefix of the name requires it
 	}
 	c := &http.Cookie{ //nolint:gosec // Secure is the operator's: on the loopback there is no TLS
 		Name: s.cookie(), Value: session.Reveal(), Path: path, HttpOnly: true, Secure: s.conf.Secure,

@@ -14,19 +14,19 @@ import (
 	"postern/internal/store"
 )
 
-// scopeNames say what a switch stops.
+// scopeNames says what a switch stops.
 var scopeNames = map[oversight.Scope]string{
 	oversight.ScopeInbox: "one inbox", oversight.ScopeCapability: "one kind of action", oversight.ScopeDomain: "everything to one domain",
 	oversight.ScopeProject: "everything in this project", oversight.ScopeEverything: "everything in all projects",
 }
 
-// A switchPage is what is stopped, and the form that stops more.
+// A switchPage lists the switches that are on, and has the form that turns one on.
 type switchPage struct {
 	On      []switched
 	Inboxes []choice
 	Kinds   []choice
 	Notice  string
-	Scope   oversight.Scope // as typed into a form that could not be taken
+	Scope   oversight.Scope // as typed into a rejected form
 	Target  string
 	Reason  string
 	Hours   string
@@ -38,7 +38,7 @@ type switched struct {
 	What string
 }
 
-// Ours reports whether an owner of the project can turn it off.
+// Ours reports whether an owner of the project can turn the switch off.
 func (s switched) Ours() bool { return s.Project != "" }
 
 // switchHandlers turns kill switches on and off.

@@ -16,12 +16,12 @@ import (
 	"postern/internal/webhook"
 )
 
-// A webhooksPage is the project's webhooks, and the form that makes one.
+// A webhooksPage lists the project's webhooks, and has the form that makes one.
 type webhooksPage struct {
 	Hooks  []webhook.Webhook
 	Types  []event.Type
 	Notice string
-	Name   string // as typed into a form that could not be taken
+	Name   string // as typed into a rejected form
 	URL    string
 	Chosen []string
 }
@@ -54,7 +54,7 @@ func (s webhookHandlers) showWebhooks(w http.ResponseWriter, r *http.Request, wh
 	return s.render(r.Context(), w, status, page{Name: "webhooks", Title: "Webhooks", Who: who, Here: "settings", Body: p})
 }
 
-// A secretPage shows a secret, which is shown only once.
+// A secretPage shows a secret. The secret is shown only once.
 type secretPage struct {
 	What, Name, Secret string
 	Back, Note         string
@@ -123,7 +123,7 @@ func (s webhookHandlers) showWebhook(w http.ResponseWriter, r *http.Request, who
 	return s.render(r.Context(), w, status, page{Name: "webhook", Title: h.Name, Who: who, Here: "settings", Body: p})
 }
 
-// changeWebhook is what the buttons on a webhook's page do.
+// changeWebhook handles the buttons on a webhook's page.
 func (s webhookHandlers) changeWebhook(w http.ResponseWriter, r *http.Request, who auth.Principal) error {
 	ctx, id := r.Context(), r.PathValue("id")
 	back := "/console/webhooks/" + url.PathEscape(id)
@@ -149,7 +149,7 @@ func (s webhookHandlers) changeWebhook(w http.ResponseWriter, r *http.Request, w
 	return nil
 }
 
-// A keysPage is the keys of programs that are for no one inbox.
+// A keysPage lists the keys of programs that are not for a single inbox.
 type keysPage struct {
 	Project, Grants []auth.Credential
 	Inboxes         int

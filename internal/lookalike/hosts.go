@@ -11,8 +11,8 @@ import (
 	"postern/internal/store"
 )
 
-// hostsOf returns the hosts to which an action of kind r.Kind opens a way, in ASCII, each
-// once. Mail has none here: package mailbox knows its recipients.
+// hostsOf returns the hosts that an action of kind r.Kind opens a way to, in ASCII and
+// without duplicates. It returns none for mail: package mailbox examines its recipients.
 func hostsOf(r *policy.Request) (out []string) {
 	list := r.To
 	switch r.Kind {
@@ -32,7 +32,7 @@ func hostsOf(r *policy.Request) (out []string) {
 	return out
 }
 
-// what says in a finding what goes to the host of an action.
+// what returns the words with which a finding says what goes to the host, such as "mail to".
 func what(k policy.Kind) string {
 	switch k {
 	case policy.KindConnect:
@@ -50,8 +50,8 @@ func what(k policy.Kind) string {
 	}
 }
 
-// registries returns the hosts of package registries, which every project knows: those that
-// serve nothing else.
+// registries returns the hosts of package registries, which every project knows. It leaves
+// out hosts that serve other things as well.
 func registries() (out []string) {
 	for _, r := range policy.Registries() {
 		for _, h := range r.Hosts {
@@ -63,8 +63,8 @@ func registries() (out []string) {
 	return out
 }
 
-// Examine adds to r the findings about its hosts, as part of tx. The gate calls it for each
-// action before policy is asked.
+// Examine adds to q the findings about its hosts, as part of tx. The gate calls it for each
+// action before it asks the policy.
 func (r *Register) Examine(ctx context.Context, tx *store.Tx, project string, q *policy.Request) error {
 	hosts := hostsOf(q)
 	if len(hosts) == 0 {
@@ -86,7 +86,7 @@ func (r *Register) Examine(ctx context.Context, tx *store.Tx, project string, q 
 	return nil
 }
 
-// Learn notes the hosts of an action that a person has approved, and that was carried out.
+// Learn records the hosts of an action that a person approved and that was carried out.
 // The gate calls it for each move of an action.
 func (r *Register) Learn(ctx context.Context, tx *store.Tx, a oversight.Action) error {
 	if _, person := a.Person(); a.State != oversight.Done || !person {
@@ -100,11 +100,11 @@ const (
 	fillStep    = 200  // in one transaction
 )
 
-// Fill notes once for each project what people approved before the register was there, so
-// that after an upgrade it is not empty: the hosts and the recipients of decided actions,
-// and what listed returns, the domains of its allow lists. It reads no payload. Rows that
-// this server did not write are left out: else whoever can write the database makes a
-// lookalike known.
+// Fill records, once for each project, what people approved before the register existed, so
+// that the register is not empty after an upgrade: the hosts and recipients of approved
+// actions, and the domains of the allow lists, which listed returns. It reads no payload. It
+// skips rows that this server did not write: otherwise somebody who can write the database
+// could make a lookalike known.
 func (r *Register) Fill(ctx context.Context, db *store.DB, listed func(ctx context.Context, tx *store.Tx, project string) ([]string, error)) error {
 	var projects []string
 	err := db.View(ctx, func(tx *store.Tx) (err error) {

@@ -2,9 +2,9 @@
 // look like one of them: recipients of mail, and hosts of connections, requests, permits,
 // webhooks and entries of allow lists.
 //
-// A domain is known once a person has approved something that goes there, or once an allow
-// list has it. The package decides nothing: whether a finding needs a tick is what policy
-// says. It must not open the payload of an action.
+// A domain is known once a person has approved something that goes there, or once it is on
+// an allow list. The package decides nothing: policy says whether a reviewer must tick a
+// finding. It must not open the payload of an action.
 package lookalike
 
 import (
@@ -21,14 +21,14 @@ import (
 	"postern/internal/store"
 )
 
-// Sealed returns the rows of known domains as they are authenticated. The attack: somebody
-// who can write the database makes a lookalike a known domain.
+// Sealed describes how the rows of known domains are authenticated. The attack: somebody who
+// can write the database makes a lookalike a known domain.
 func Sealed() store.Sealed {
 	return store.Sealed{Table: "domain_look", Key: []string{"project_id", "look", "domain"}}
 }
 
 const (
-	// MaxNames is how many unknown domains of one action are compared.
+	// MaxNames is the number of unknown domains that are compared for one action.
 	MaxNames   = 40
 	maxTrusted = 20_000 // domains that a process remembers
 	maxKeys    = 200    // arguments of one query
@@ -67,29 +67,30 @@ func New(domain string) *Register {
 	return &Register{domain: domain, trusted: trusted{by: map[string]bool{}}}
 }
 
-// A Name is a host that an action is about. Subject is what a reviewer is shown for it,
-// such as a recipient's address.
+// A Name is a host of an action. Subject is what a reviewer sees for it, such as a
+// recipient's address.
 type Name struct{ Host, Subject string }
 
 // A Query asks which names look like known ones. Hosts are in ASCII and lower case.
 type Query struct {
 	Project string
 	Names   []Name
-	Own     []string          // domains that are known, and everything below them
-	Common  func(string) bool // domains that everybody knows, and that are compared with nothing; may be nil
+	Own     []string          // known domains; everything below them is known too
+	Common  func(string) bool // reports whether everybody knows a domain; may be nil
 	What    string            // what goes to the names: "mail to"
 }
 
-// Find returns findings about names whose domains are unknown, and that look like a known
-// one or have letters outside of ASCII.
+// Find returns findings about names that look like a known domain or contain letters outside
+// of ASCII. A name whose own domain is known is a finding only if it contains another known
+// domain.
 func (r *Register) Find(ctx context.Context, tx *store.Tx, q Query) (out []policy.Finding, err error) {
 	names := map[string]Name{} // by host
 	var hosts, keys []string
 	for _, n := range q.Names {
 		name := scan.Registered(n.Host)
-		// What is below a known domain may still contain the name of another one. The attack:
-		// a person approves mail to evil.example, and the next one goes to
-		// globex.com.evil.example; or both are recipients of one mail.
+		// A name below a known domain may still contain another known domain. The attack: a
+		// person approves mail to attacker.example, and the next mail goes to
+		// globex.com.attacker.example; or one mail goes to both.
 		if _, seen := names[n.Host]; seen || n.Host == "" || Below(n.Host, q.Own) || n.Host == name && r.trusted.has(q.Project, name) {
 			continue
 		}
@@ -119,14 +120,14 @@ func (r *Register) Find(ctx context.Context, tx *store.Tx, q Query) (out []polic
 	return out, nil
 }
 
-// Below reports whether a host is one of the domains, or below it. Empty domains count for
-// nothing. All are in ASCII and lower case.
+// Below reports whether a host is one of the domains or below one of them. Empty domains
+// match nothing. Host and domains are in ASCII and lower case.
 func Below(host string, domains []string) bool {
 	return slices.ContainsFunc(domains, func(d string) bool { return d != "" && (host == d || strings.HasSuffix(host, "."+d)) })
 }
 
-// strange returns the finding about a name that looks like a known one. With trusted, its
-// domain is a known one itself: then it counts only if it contains another.
+// strange returns the finding about a name that looks like a known one. trusted says that
+// the name's own domain is known; then the name must contain another known domain.
 func (q *Query) strange(n Name, known []knownDomain, trusted bool) (policy.Finding, bool) {
 	names := slices.Clone(q.Own)
 	for _, k := range known {
@@ -180,16 +181,16 @@ func (r *Register) known(ctx context.Context, tx *store.Tx, project string, keys
 		for _, row := range rows {
 			name, _ := row.Values["domain"].(string)
 			trust, _ := row.Values["trusted"].(int64)
-			// A row that is not authentic warns, but makes nothing known.
+			// A row whose seal does not hold can cause a warning, but makes no domain known.
 			out = append(out, knownDomain{name, row.Holds && trust == 1})
 		}
 	}
 	return out, nil
 }
 
-// Note notes, as part of tx, that something has gone to hosts. With trust their domains are
-// known from now on; without it, names that look like them are found. Hosts are in ASCII
-// and lower case.
+// Note records, as part of tx, that something went to hosts. With trust, their domains are
+// known from now on. Without trust, they only serve to find names that look like them.
+// Hosts are in ASCII and lower case.
 func (r *Register) Note(ctx context.Context, tx *store.Tx, project string, hosts []string, trust bool) error {
 	var names []string
 	for _, host := range hosts {
@@ -198,7 +199,7 @@ func (r *Register) Note(ctx context.Context, tx *store.Tx, project string, hosts
 			names = append(names, name)
 		}
 	}
-	slices.Sort(names) // rows that several turns write are written in one order
+	slices.Sort(names) // all transactions write the same rows in the same order
 	for _, name := range names {
 		if err := r.note(ctx, tx, project, name, trust); err != nil {
 			return err
@@ -234,8 +235,8 @@ func (r *Register) note(ctx context.Context, tx *store.Tx, project, name string,
 	return nil
 }
 
-// Own returns the domains of this server and of a project, without those whose proof is gone:
-// they may be somebody else's.
+// Own returns the domains of this server and of a project. It leaves out domains whose proof
+// of ownership is gone, since they may belong to somebody else.
 func (r *Register) Own(ctx context.Context, tx *store.Tx, project string) ([]string, error) {
 	list, err := tx.Strings(ctx, `select name from mail_domain where project_id = $1 and state in ('verified', 'degraded')`, project)
 	if err != nil {
@@ -244,9 +245,9 @@ func (r *Register) Own(ctx context.Context, tx *store.Tx, project string) ([]str
 	return append(list, r.domain), nil
 }
 
-// ascii returns a host in ASCII and lower case, without "*." and without a last dot. It is
-// empty for IP addresses, prefixes of them, and names of one label, which nobody has
-// registered.
+// ascii returns the host of a name, pattern or mail address in ASCII and lower case, without
+// "*." and without a trailing dot. It returns "" for an IP address, a prefix of addresses, and
+// a name of one label, which nobody can have registered.
 func ascii(host string) string {
 	host = strings.TrimPrefix(host[strings.LastIndexByte(host, '@')+1:], "*.")
 	if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {

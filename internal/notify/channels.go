@@ -14,7 +14,7 @@ import (
 	"postern/internal/store"
 )
 
-// Channels is how one person gets notices.
+// Channels describes how one person gets notices.
 type Channels struct {
 	Name     string
 	Role     auth.Role
@@ -57,11 +57,11 @@ type TestResult struct {
 }
 
 // errNoAddress means that the server has a channel but the person has no address
-// on it.
+// for it.
 var errNoAddress = errors.New("this person has no address or linked chat there")
 
-// SendTest sends a person a test notice over each channel that the server has.
-// The person and an owner may. A test counts against the notices of the hour.
+// SendTest sends a person a test notice over each channel that the server has. Only
+// that person and an owner may call it. A test counts against the hourly limit.
 func (n *Notifier) SendTest(ctx context.Context, who auth.Principal, name string) (out []TestResult, err error) {
 	if who.Kind != auth.Person || who.ID != name && !who.Manages() {
 		return nil, fmt.Errorf("%s cannot have a test sent to %s: %w", who, mail.Printable(name, 80), auth.ErrForbidden)
@@ -125,13 +125,13 @@ func (n *Notifier) sendTest(ctx context.Context, to person, c Channel) result {
 		return result{state: "sent"}
 	case Push:
 		return n.pushTo(ctx, to, pushMessage{Title: "Postern", Body: "This is a test. You are told here when something waits for you.", URL: "/console/review", Tag: "test"}, time.Hour, false)
-	case Slack, Teams: // rooms are nobody's
+	case Slack, Teams: // rooms belong to no person
 	}
 	return result{state: "failed"}
 }
 
-// TestRoom sends a test to a room. who must be an owner. It counts against the room's
-// notices of the hour.
+// TestRoom sends a test to a room. who must be an owner. The test counts against the
+// room's hourly limit.
 func (n *Notifier) TestRoom(ctx context.Context, who auth.Principal, id string) (t TestResult, err error) {
 	if !who.Manages() {
 		return t, fmt.Errorf("%s cannot have a test sent to a room, only an owner can: %w", who, auth.ErrForbidden)

@@ -29,9 +29,9 @@ const (
 	reject  verb = "r"
 )
 
-// data returns what a button of a sends back: the verb, the action, and the
+// data returns the callback data of a button for a: the verb, the action, and the
 // version and the beginning of the digest that were shown. Telegram limits it to
-// 64 bytes. It is not secret and proves nothing, since a client can send any data.
+// 64 bytes. The data is not secret and proves nothing, since a client can send any.
 func data(v verb, a oversight.Action) string {
 	return strings.Join([]string{string(v), strings.TrimPrefix(a.ID, "act_"), strconv.FormatInt(a.Version, 36), prefix(a)}, ":")
 }
@@ -48,7 +48,7 @@ var pressed = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^([ar]):([A-Z2-7]{26}):([0-9a-z]{1,12}):([0-9a-f]{16})$`)
 })
 
-// parsePress parses the data of a button. It is hostile: anybody can send it.
+// parsePress parses the data of a button. The data is hostile: anybody can send any.
 func parsePress(s string) (press, bool) {
 	m := pressed().FindStringSubmatch(s)
 	if m == nil {
@@ -62,29 +62,30 @@ func parsePress(s string) (press, bool) {
 }
 
 const (
-	pollLease  = 90 * time.Second // for which one server alone reads a bot's updates; renewed with each poll
+	pollLease  = 90 * time.Second // how long one server alone reads a bot's updates; each poll renews it
 	pollRetry  = time.Second      // wait after the first failure; doubles
 	pollSilent = time.Minute      // the longest wait after a failure
 	// pollIdle is how often the other servers check whether the lease is free.
 	pollIdle = 2 * time.Second
 	// questionTime is how long the bot waits for the reason of a rejection.
 	questionTime = time.Hour
-	// CodeTime is how long a code that links a chat is good for.
+	// CodeTime is how long a code that links a chat or an account in Slack is valid.
 	CodeTime = 15 * time.Minute
 )
 
 // RunTelegram handles what people write and press in their chats with the bot,
-// until ctx is done. Several servers of one database may run it; a lease makes
-// one of them read. An update is handled before it is confirmed to Telegram, and
-// handled again if the program stops in between. That is safe because each is
-// one conditional update, which a repetition does not match.
+// until ctx is done. Several servers of one database may run it; only the one that
+// holds a lease reads. An update is handled before it is confirmed to Telegram, and
+// handled again if the program stops in between. That is safe because handling is
+// one conditional database update, which a repetition does not match.
 //
-// A button decides as the person whose chat it is in, if
+// A press decides as the person whose chat it is in, if
 //   - chat and user are the linked ones,
 //   - the message is the one that asked this person about this version and digest,
-//   - the action has not changed since, and
-//   - to approve: the message showed all that would leave, and policy requires
-//     no second factor.
+//   - the message showed all that would leave,
+//   - the action has not changed since,
+//   - policy lets a chat decide on it, and
+//   - to approve: policy requires no second factor.
 func (n *Notifier) RunTelegram(ctx context.Context) error {
 	if n.bot == nil {
 		<-ctx.Done()
@@ -172,7 +173,7 @@ func (n *Notifier) poll(ctx context.Context, holder string, long time.Duration) 
 		if err != nil {
 			return 0, fmt.Errorf("record update: %w", err)
 		}
-		if !ours { // this program was suspended, and another has the lease now
+		if !ours { // this program was suspended, and another server has the lease now
 			return pollIdle, nil
 		}
 	}
@@ -198,10 +199,10 @@ func (n *Notifier) update(ctx context.Context, u *models.Update) error {
 	case u.Message != nil && u.Message.From != nil && u.Message.Chat.Type == models.ChatTypePrivate && u.Message.Chat.ID == u.Message.From.ID:
 		return n.handleMessage(ctx, u.Message)
 	}
-	return nil // not groups and channels, whose members could all read and press
+	return nil // ignore groups and channels: all their members could read and press
 }
 
-// linkedPerson returns the person who linked this chat, as this user.
+// linkedPerson returns the person to whom this chat and this user are linked.
 func linkedPerson(ctx context.Context, tx *store.Tx, chat, user int64) (person, error) {
 	p, err := withoutForged(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, selectPeople+`and l.chat_id = $1 and l.user_id = $2`, chat, user).Scan))
 	if err == nil && p.chat == 0 {
@@ -210,12 +211,12 @@ func linkedPerson(ctx context.Context, tx *store.Tx, chat, user int64) (person, 
 	return p, err
 }
 
-// SealedLinks are the chats that belong to people.
+// SealedLinks describes the authenticated rows that link chats to people.
 func SealedLinks() store.Sealed {
 	return store.Sealed{Table: "telegram_link", Key: []string{"person_id"}, Only: []string{"person_id", "user_id", "chat_id", "at"}}
 }
 
-// SealedCodes are the codes that link a chat to a person.
+// SealedCodes describes the authenticated rows of codes that link a chat to a person.
 func SealedCodes() store.Sealed {
 	return store.Sealed{Table: "telegram_code", Key: []string{"hash"}, Only: []string{"hash", "person_id"}}
 }
@@ -249,8 +250,8 @@ func (n *Notifier) handlePress(ctx context.Context, q *models.CallbackQuery) (st
 		if who, err = linkedPerson(ctx, tx, chat, q.From.ID); err != nil {
 			return err
 		}
-		// The attack: the data of one message's button sent as another's, or made
-		// up. It counts only from the message that asked this person this question.
+		// The attack: somebody sends the data of another message's button, or invents
+		// data. It counts only from the message that asked this person this question.
 		return tx.One(ctx, `select whole from notice where channel = $1 and person_id = $2 and chat_id = $3 and message_id = $4 and action_id = $5 and version = $6`,
 			[]any{Telegram, who.id, chat, message, p.action, p.version}, &whole)
 	})
@@ -289,15 +290,16 @@ func (n *Notifier) handlePress(ctx context.Context, q *models.CallbackQuery) (st
 	return said, err
 }
 
-// decide decides as who, who pressed in a room or, where that is empty, in a chat of their
-// own. If that is refused it returns the text that says why.
+// decide records decision d by who, made in channel c. room is the ID of the room in which
+// they pressed, or empty for a chat of their own. If the gate refuses the decision, decide
+// returns the text that says why.
 func (n *Notifier) decide(ctx context.Context, who person, c Channel, room string, d oversight.Decision) (string, error) {
 	err := n.gate.Decide(ctx, who.Principal, d)
 	switch {
 	case err == nil:
 		return "", n.db.Update(ctx, func(tx *store.Tx) error {
 			f := audit.Fields{"channel": string(c), "digest": d.Digest, "version": strconv.FormatInt(d.Version, 10)}
-			if room != "" { // whose maker could have signed the press
+			if room != "" { // the person who set it up could have signed the press
 				f["room"] = room
 			}
 			return audit.Append(ctx, tx, who.Principal, audit.NotifyDecided, d.ID, f)
@@ -324,8 +326,8 @@ func (n *Notifier) decide(ctx context.Context, who person, c Channel, room strin
 	return "", err
 }
 
-// afterApproval returns the text for an approval that was recorded: done, or how
-// many approvals are still missing.
+// afterApproval returns the text for an approval that was recorded: done, or the
+// number of approvals so far if more are needed.
 func (n *Notifier) afterApproval(ctx context.Context, a oversight.Action, done string) string {
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
 		a, err = oversight.ActionUnchecked(ctx, tx, a.ID)
@@ -368,8 +370,8 @@ func (n *Notifier) handleMessage(ctx context.Context, m *models.Message) error {
 	case word == "/stop":
 		return n.stop(ctx, m)
 	}
-	// Strangers get no answer. The attack: a bot that answers everybody is made to
-	// send messages without limit.
+	// Strangers get no answer. The attack: they make a bot that answers everybody send
+	// messages without limit.
 	err := n.db.View(ctx, func(tx *store.Tx) error {
 		_, err := linkedPerson(ctx, tx, m.Chat.ID, m.From.ID)
 		return err
@@ -388,7 +390,7 @@ func (n *Notifier) sendText(ctx context.Context, chat int64, text string) error 
 	return n.bot.hide(err)
 }
 
-// rejectWithReason rejects what a question was about, if m answers one.
+// rejectWithReason rejects the action that a question was about, if m answers one.
 func (n *Notifier) rejectWithReason(ctx context.Context, m *models.Message, text string) error {
 	var who person
 	var d oversight.Decision
@@ -434,9 +436,9 @@ func (n *Notifier) rejectWithReason(ctx context.Context, m *models.Message, text
 	return n.sendText(ctx, m.Chat.ID, said)
 }
 
-// Code makes a single-use code that links a chat with the bot to a person. The
-// person may ask for it, and the operator at the machine. An owner may not ask
-// for others: one person could then decide as two.
+// Code makes a single-use code that links a chat with the bot to a person. Only that
+// person and the operator at the machine may call it. An owner may not call it for
+// others: one person could then decide as two.
 func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (code auth.Secret, bot string, err error) {
 	if n.bot == nil {
 		return "", "", ErrOff
@@ -450,8 +452,9 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 		if err != nil {
 			return err
 		}
-		// The attack: with a stolen session a thief links a phone, which then decides
-		// for good. So a fresh second factor is required, as for every credential.
+		// The attack: a thief with a stolen session links a phone, which can then decide
+		// permanently. So a fresh second factor is required of whoever has one, as for every
+		// credential.
 		strong, err := hasFactor(ctx, tx, p)
 		if err != nil {
 			return err
@@ -460,7 +463,7 @@ func (n *Notifier) Code(ctx context.Context, who auth.Principal, name string) (c
 			return auth.ErrStepUp
 		}
 		// The attack: the operator links a phone to a colleague's account, and approves
-		// as that person and under another account.
+		// both as that person and under another account.
 		if who.Operator {
 			if err := auth.RecordChange(ctx, tx, p.id, who.String(), auth.Chat); err != nil {
 				return err
@@ -498,7 +501,7 @@ func named(ctx context.Context, tx *store.Tx, project, name string) (person, err
 	return p, nil
 }
 
-// linkChat links the chat that m came from, if code is one.
+// linkChat links the chat that m came from, if the code is valid.
 func (n *Notifier) linkChat(ctx context.Context, m *models.Message, code auth.Secret) error {
 	if !linkToken().MatchString(code.Reveal()) {
 		return nil
@@ -582,8 +585,8 @@ func unlink(ctx context.Context, tx *store.Tx, who auth.Principal, p person) err
 	return audit.Append(ctx, tx, who, audit.NotifyUnlink, p.ID, audit.Fields{"channel": string(Telegram)})
 }
 
-// Unlink ends the link of a person's chat. The person, an owner and the operator
-// may. Without a link it does nothing.
+// Unlink ends the link of a person's chat. Only that person, an owner and the operator
+// may call it. Without a link it does nothing.
 func (n *Notifier) Unlink(ctx context.Context, who auth.Principal, name string) error {
 	if who.Kind != auth.Person || who.ID != name && !who.Manages() {
 		return fmt.Errorf("%s cannot end the link of %s: %w", who, mail.Printable(name, 80), auth.ErrForbidden)

@@ -12,8 +12,8 @@ import (
 	"postern/internal/store"
 )
 
-// escalations tells others of actions on which nobody has decided in the time that the
-// project sets. It decides nothing: the action waits as before, until it expires.
+// escalations notifies others of actions that nobody has decided on within the time that the
+// project sets. An escalation decides nothing: the action waits as before, until it expires.
 func (n *Notifier) escalations(ctx context.Context) error {
 	type due struct {
 		id          string
@@ -51,7 +51,7 @@ func (n *Notifier) escalations(ctx context.Context) error {
 
 // escalate inserts the notices of one escalation.
 func (n *Notifier) escalate(ctx context.Context, tx *store.Tx, a oversight.Action) error {
-	s, _, err := readSettings(ctx, tx, a.Project) // as it is now, not as it was at the round
+	s, _, err := readSettings(ctx, tx, a.Project) // the current settings, not those of the round
 	if err != nil || s.EscalateAfter == 0 {
 		return err
 	}
@@ -64,7 +64,7 @@ func (n *Notifier) escalate(ctx context.Context, tx *store.Tx, a oversight.Actio
 		kind, rest, _ := strings.Cut(to, ":")
 		if kind == "room" {
 			r, err := n.roomByID(ctx, tx, a.Project, rest)
-			if err != nil { // it was removed since
+			if err != nil { // it has been removed
 				continue
 			}
 			told++

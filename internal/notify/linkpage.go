@@ -22,13 +22,12 @@ import (
 //go:embed templates
 var files embed.FS
 
-// Paths are those that [Notifier.Handler] serves, as patterns of a mux.
+// Paths are the mux patterns that [Notifier.Handler] serves.
 var Paths = []string{linkPath, slackPath}
 
 // Handler returns the page behind links, and the receiver of presses in Slack. The page
-// is read-only. It shows one action to anybody who has
-// the link, changes nothing and has no form: mail servers, virus scanners and
-// chats fetch links before people do.
+// is read-only: it shows one action to anybody who has the link, changes nothing and has
+// no form. Mail servers, virus scanners and chats fetch links before people do.
 func (n *Notifier) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+linkPath+"{token}", n.serveLink)
@@ -57,7 +56,7 @@ func (n *Notifier) Handler() http.Handler {
 
 // linkPage is the data of the page.
 type linkPage struct {
-	Title, Text string // instead of an action
+	Title, Text string // Text is shown instead of an action
 	Action      *oversight.Action
 	What        string
 	View        oversight.View
@@ -89,7 +88,7 @@ func (n *Notifier) serveLink(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return err
 		}
-		// A person who was disabled sees nothing more, whatever mail they kept.
+		// A disabled person sees nothing any more, even with a notice that they kept.
 		p, err := withoutForged(ctx, tx)(scanPerson(tx.QueryRowContext(ctx, selectPeople+`and p.id = $1`, holder).Scan))
 		if err != nil {
 			return err

@@ -62,8 +62,8 @@ func (n *Notifier) sendMailTo(ctx context.Context, to person, subject, text stri
 		return result{state: "failed", err: err}
 	}
 	if n.conf.Serves != nil {
-		// The attack: an agent whose own address is set as a person's reads what
-		// others propose, by the link.
+		// The attack: an agent's own address is set as a person's, so that the agent can
+		// follow the link and read what others propose.
 		switch own, err := n.conf.Serves(ctx, mail.Domain(addr.Addr)); {
 		case err != nil:
 			return result{state: "waiting", err: err}

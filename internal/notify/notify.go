@@ -15,11 +15,13 @@
 // A row is marked as sending before the notice is sent. So a crash in between
 // loses a notice and never sends one twice; the reminder still follows.
 //
-// A notice decides nothing. The only data from an agent in it are counts, a
-// digest, and domains that no program turns into a link. A mail's link shows the one
-// action to anybody who has it, for as long as the action waits, and leads to
-// the sign-in. Only where the rule that asks lets a chat decide are there buttons,
-// under messages that show all that would leave: see [Notifier.RunTelegram].
+// A notice decides nothing. The only data from an agent in mail, in Teams and in push
+// messages are counts, a digest, and names and domains that no program turns into a link.
+// Telegram and Slack may show all that would leave, as text without markup. The link in
+// mail and in Telegram shows the one action to anybody who has it, for as long as the
+// action waits, and leads to the sign-in. There are buttons only if the rule that asks
+// lets a chat decide, and only under messages that show all that would leave: see
+// [Notifier.RunTelegram].
 package notify
 
 import (
@@ -59,17 +61,18 @@ type Config struct {
 	// Transport sends mail. Required with From.
 	Transport delivery.Transport
 	// Serves reports whether this server has inboxes in a domain. No notice goes
-	// there, since an agent could read it. nil means that it has none anywhere.
+	// there, since an agent could read it. nil means that the server has no inboxes.
 	Serves func(ctx context.Context, domain string) (bool, error)
 	// Sign returns the fields to put before a message from a domain, such as a
 	// DKIM signature; nil means none.
 	Sign func(ctx context.Context, domain string, raw []byte) ([]byte, error)
 
-	// TelegramToken is the bot's; empty means that there is no bot.
+	// TelegramToken is the bot's token; empty means that there is no bot.
 	TelegramToken auth.Secret
 	// TelegramURL is the URL of the Bot API server; empty means Telegram's own.
 	TelegramURL string
-	// Resolver resolves that server's name; nil means the system's resolver.
+	// Resolver resolves the host names of Telegram, Slack, webhooks and push services;
+	// nil means the system's resolver.
 	Resolver *net.Resolver
 	// TelegramOmitContent keeps the content of actions out of Telegram. An action
 	// that is not shown there cannot be approved there.
@@ -78,13 +81,13 @@ type Config struct {
 	// SlackURL is the URL of Slack's Web API, with a path that ends in a slash; empty
 	// means Slack's own. For labs and tests.
 	SlackURL string
-	// Rules judges a request by the project's present policy, which says whether a chat
+	// Rules judges a request by the project's current policy, which says whether a chat
 	// may decide on it; nil means that no chat decides anything.
 	Rules oversight.Judge
 	// Box encrypts the credentials of rooms and of devices; nil means that there are
 	// neither.
 	Box *secret.Box
-	// Private lets webhooks of Teams and endpoints of push services be at addresses of
+	// Private allows webhooks of Teams and endpoints of push services at addresses of
 	// this machine and of private networks, over http too. For labs and tests.
 	Private bool
 
@@ -101,19 +104,19 @@ type Config struct {
 	Poll time.Duration
 }
 
-// A Channel is a way to a person.
+// A Channel is a way to send notices to a person or a room.
 type Channel string
 
 // The channels.
 const (
 	Mail     Channel = "mail"
 	Telegram Channel = "telegram"
-	Slack    Channel = "slack" // a room, and not one person
+	Slack    Channel = "slack" // a room of several people
 	Teams    Channel = "teams" // likewise
 	Push     Channel = "push"  // a person's browsers
 )
 
-// channels lists all.
+// channels lists all channels.
 func channels() []Channel { return []Channel{Mail, Telegram, Slack, Teams, Push} }
 
 // personal lists the channels to one person.
@@ -125,7 +128,7 @@ func (c Channel) isRoom() bool { return c == Slack || c == Teams }
 // The kinds of notices.
 const (
 	kindAsked             = "asked"     // the action waits for this person
-	kindReminder          = "reminder"  // it still does
+	kindReminder          = "reminder"  // the action still waits for this person
 	kindUnclaimed         = "unclaimed" // policy asks nobody who has an account, so owners get the notice
 	kindUnclaimedReminder = "forgotten" // likewise, as a reminder
 	kindEscalated         = "escalated" // nobody had decided in the time that the project sets
@@ -147,7 +150,7 @@ type Notifier struct {
 
 	sends   places
 	edits   places            // of messages whose action was decided
-	editing *semaphore.PerKey // by notice: an edit that takes long is not begun again
+	editing *semaphore.PerKey // keyed by notice: a slow edit is not begun again
 }
 
 // New returns a notifier for the actions in gate. It starts nothing and connects
@@ -232,7 +235,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 }
 
 // Step does one pass of [Notifier.Run]. It starts sends and edits in the background, which
-// sending counts, and waits for no other server.
+// sending counts, and does not wait for the servers that they go to.
 func (n *Notifier) Step(ctx context.Context, sending *sync.WaitGroup) error {
 	return errors.Join(n.rounds(ctx), n.reminders(ctx), n.escalations(ctx), n.dispatch(ctx, sending), n.digests(ctx, sending), n.editDecided(ctx, sending))
 }
@@ -257,10 +260,10 @@ func scanPerson(row func(...any) error) (person, error) {
 	return p, store.NotFound(err)
 }
 
-// withoutForged returns a function that passes on a person as read, but without
-// the address or chat if the seal of their row does not hold. The attack: somebody
-// who can write the database redirects people's notices, or links another chat to
-// a person and decides as that person.
+// withoutForged returns a function that passes on a person, but without the address or
+// chat if the seal of the row that has it does not hold. The attack: somebody who can write
+// the database redirects people's notices, or links another chat to a person and decides
+// as that person.
 func withoutForged(ctx context.Context, tx *store.Tx) func(person, error) (person, error) {
 	return func(p person, err error) (person, error) {
 		if err != nil {
@@ -291,7 +294,7 @@ func (n *Notifier) canReach(p person, c Channel) bool {
 		return n.On(Telegram) && p.chat != 0
 	case Push:
 		return n.On(Push) && p.devices > 0
-	case Slack, Teams: // rooms are nobody's
+	case Slack, Teams: // rooms belong to no person
 	}
 	return false
 }
@@ -300,8 +303,8 @@ func (n *Notifier) canReach(p person, c Channel) bool {
 func (n *Notifier) rounds(ctx context.Context) error {
 	var ids []string
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
-		// A project without any channel gets no rounds: else what waited before the first
-		// one was set up would count as announced.
+		// A project without any channel gets no rounds: otherwise actions that waited
+		// before the first channel was set up would count as announced.
 		ids, err = tx.Strings(ctx, `select a.id from action a where a.state = 'pending'
 			and not exists (select 1 from notice_round r where r.action_id = a.id and r.version = a.version)
 			and ($1 = 1 or exists (select 1 from notify_room m where m.project_id = a.project_id)
@@ -417,8 +420,8 @@ func (n *Notifier) notices(ctx context.Context, tx *store.Tx, a oversight.Action
 	return nil
 }
 
-// insertNotice inserts a notice to a person or a room, unless there is one. It is held
-// until later, or sent at once if that is zero.
+// insertNotice inserts a notice to a person or a room, unless it exists already. The
+// notice is held until later, or sent at once if later is zero.
 func insertNotice(ctx context.Context, tx *store.Tx, a oversight.Action, to string, c Channel, kind string, later time.Time) error {
 	state, now := "waiting", time.Now()
 	due := now

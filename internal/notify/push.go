@@ -24,7 +24,7 @@ import (
 	"postern/internal/store"
 )
 
-// A Subscription is what a browser gives out for push messages: where to send them,
+// A Subscription is what a browser provides for push messages: the URL to send them to,
 // and the keys to encrypt them with.
 type Subscription struct {
 	Endpoint string
@@ -35,7 +35,7 @@ type Subscription struct {
 // A Device is a browser of a person that gets push messages.
 type Device struct {
 	ID      string
-	Name    string // what the browser said of itself
+	Name    string // how the browser describes itself
 	Host    string // of the push service
 	Created time.Time
 	Sent    time.Time // of the newest message; zero if there is none
@@ -64,7 +64,7 @@ func (s Subscription) parse() (*ecdh.PublicKey, []byte, error) {
 	return key, secret, nil
 }
 
-// AddDevice has push messages sent to a browser of who.
+// AddDevice registers a browser of who for push messages.
 func (n *Notifier) AddDevice(ctx context.Context, who auth.Principal, sub Subscription, name string) error {
 	if n.conf.Box == nil {
 		return ErrOff
@@ -93,7 +93,7 @@ func (n *Notifier) AddDevice(ctx context.Context, who auth.Principal, sub Subscr
 		if err != nil {
 			return err
 		}
-		// A browser in which another person signs in now is no longer the other's.
+		// A browser belongs to the person who registered it last.
 		if _, err := tx.ExecContext(ctx, `delete from push_device where endpoint = $1`, hex.EncodeToString(sum[:])); err != nil {
 			return err
 		}
@@ -138,7 +138,7 @@ func (n *Notifier) Devices(ctx context.Context, who auth.Principal) (out []Devic
 	return out, err
 }
 
-// RemoveDevice sends no more push messages to a browser of who.
+// RemoveDevice ends push messages to a browser of who.
 func (n *Notifier) RemoveDevice(ctx context.Context, who auth.Principal, id string) error {
 	err := n.db.Update(ctx, func(tx *store.Tx) error {
 		p, err := named(ctx, tx, who.Project, who.ID)
@@ -157,20 +157,20 @@ func (n *Notifier) RemoveDevice(ctx context.Context, who auth.Principal, id stri
 	return nil
 }
 
-// A pushMessage is what the service worker reads. It shows it and opens URL after a
-// click; it cannot decide.
+// A pushMessage is the payload that the service worker reads. The worker shows it and
+// opens URL after a click; it cannot decide.
 type pushMessage struct {
 	Title string `json:"title"`
 	Body  string `json:"body"`
 	URL   string `json:"url"` // a path of the console
-	Tag   string `json:"tag"` // a later message with it replaces this one
+	Tag   string `json:"tag"` // a later message with the same tag replaces this one
 }
 
 // maxPush bounds the text, so that a message fits the 4096 bytes of a push service.
 const maxPush = 1500
 
-// pushFor returns the message for p. It says no more than that something waits, unless
-// the person has chosen more: a locked phone shows it to everybody.
+// pushFor returns the message for p. It only says that something waits, unless the person
+// has chosen details: a locked phone shows the message to everybody.
 func pushFor(p outgoing) pushMessage {
 	m := pushMessage{Title: "Postern", Body: "1 action waits", URL: "/console/review", Tag: "postern"}
 	if p.others > 0 {
@@ -188,7 +188,8 @@ func pushFor(p outgoing) pushMessage {
 	return m
 }
 
-// sendPush sends p to each browser of its person. The result is sent if one has it.
+// sendPush sends p to each browser of its person. The result is sent if at least one
+// browser has it.
 func (n *Notifier) sendPush(ctx context.Context, p outgoing) result {
 	keep := 24 * time.Hour
 	if !p.action.Expires.IsZero() {
@@ -221,7 +222,7 @@ func (n *Notifier) pushTo(ctx context.Context, to person, m pushMessage, keep ti
 	if err != nil {
 		return result{state: "failed", err: err}
 	}
-	// At the same time: one push service that answers slowly delays no other browser.
+	// Send to all at once: a slow push service delays no other browser.
 	results := make([]result, len(devices))
 	var all sync.WaitGroup
 	for i, d := range devices {
@@ -232,7 +233,7 @@ func (n *Notifier) pushTo(ctx context.Context, to person, m pushMessage, keep ti
 				r = result{state: "failed", err: err} // its row was moved or changed
 			} else {
 				var sub Subscription
-				_ = json.Unmarshal(b, &sub) // parse refuses what is missing
+				_ = json.Unmarshal(b, &sub) // parse rejects missing fields
 				clear(b)
 				r, gone = n.pushOnce(ctx, key, sub, plain, m.Tag, keep, urgent)
 			}
@@ -243,8 +244,8 @@ func (n *Notifier) pushTo(ctx context.Context, to person, m pushMessage, keep ti
 	all.Wait()
 	best := result{state: "failed", err: errNoAddress}
 	for _, r := range results {
-		// What one browser has got is not sent again for the others: they show it at the
-		// next notice, and the reminder follows.
+		// Once one browser has the message, it is not sent again for the others: they
+		// get the next notice, and the reminder.
 		if r.state == "sent" || best.state == "failed" {
 			best = r
 		}
@@ -252,7 +253,7 @@ func (n *Notifier) pushTo(ctx context.Context, to person, m pushMessage, keep ti
 	return best
 }
 
-// noteDevice records how a message to a browser went, and forgets one that is gone.
+// noteDevice records the result of a message to a browser, and deletes a browser that is gone.
 func (n *Notifier) noteDevice(ctx context.Context, id string, r result, gone bool) {
 	why, at := "", time.Time{}
 	if r.state == "sent" {
@@ -303,7 +304,7 @@ func (n *Notifier) pushOnce(ctx context.Context, key *vapidKey, sub Subscription
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("Content-Encoding", "aes128gcm")
 	h.Set("TTL", strconv.Itoa(max(int(keep.Seconds()), 60)))
-	h.Set("Topic", push64.EncodeToString(topic[:24])) // a second message about it replaces one that was not delivered yet
+	h.Set("Topic", push64.EncodeToString(topic[:24])) // a later message with this tag replaces one that is not delivered yet
 	h.Set("Urgency", map[bool]string{true: "high", false: "normal"}[urgent])
 	resp, err := n.out.Do(req)
 	if err != nil {
@@ -317,7 +318,7 @@ func (n *Notifier) pushOnce(ctx context.Context, key *vapidKey, sub Subscription
 	return byStatus(resp, "the push service"), false
 }
 
-// pushContact is how a push service can reach who runs this server.
+// pushContact returns the address at which a push service can reach this server's operator.
 func (n *Notifier) pushContact() string {
 	if n.from.Addr != "" {
 		return "mailto:" + n.from.Addr

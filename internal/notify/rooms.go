@@ -24,7 +24,7 @@ import (
 	"postern/internal/store"
 )
 
-// ErrInvalid means that a setting of notices cannot be taken; the text says which and
+// ErrInvalid means that a setting of notices is not valid; the text says which one and
 // why.
 var ErrInvalid = errors.New("invalid setting of notices")
 
@@ -32,7 +32,7 @@ var ErrInvalid = errors.New("invalid setting of notices")
 const maxRooms = 20
 
 // A Room is a channel in Slack or in Microsoft Teams that gets a project's notices. Its
-// credentials are not in it.
+// credentials are encrypted.
 type Room struct {
 	ID        string
 	Project   string
@@ -49,21 +49,21 @@ type Room struct {
 // A NewRoom is what a person types to set up a room.
 type NewRoom struct {
 	Kind    Channel
-	Name    string      // for people
-	Channel string      // of Slack: "C0123456789"
-	Token   auth.Secret // of Slack: the bot's, "xoxb-…"
-	Signing auth.Secret // of Slack: the app's signing secret; empty means that nobody decides there
-	URL     auth.Secret // of Teams: the workflow's
+	Name    string      // shown to people
+	Channel string      // Slack only: the channel's ID, "C0123456789"
+	Token   auth.Secret // Slack only: the bot's token, "xoxb-…"
+	Signing auth.Secret // Slack only: the app's signing secret; empty means that nobody decides there
+	URL     auth.Secret // Teams only: the workflow's URL
 }
 
-// roomSecret is what is encrypted in a room's row.
+// A roomSecret has the credentials that a room's row holds encrypted.
 type roomSecret struct {
 	Token   auth.Secret `json:"-"`
 	Signing auth.Secret `json:"-"`
 	URL     auth.Secret `json:"-"`
 }
 
-// marshal writes the values, which [auth.Secret] does not show.
+// marshal encodes the values, which [auth.Secret] itself does not reveal.
 func (s *roomSecret) marshal() ([]byte, error) {
 	return json.Marshal([]string{s.Token.Reveal(), s.Signing.Reveal(), s.URL.Reveal()})
 }
@@ -77,8 +77,9 @@ func (s *roomSecret) unmarshal(b []byte) error {
 	return nil
 }
 
-// bound is what the credentials of r are encrypted for. The attack: somebody who can
-// write the database moves them to another project, or changes the channel.
+// bound returns the texts that the encrypted credentials of r are bound to. The attack:
+// somebody who can write the database moves them to another project, or changes the
+// channel.
 func (r *Room) bound() []string {
 	return []string{"room", r.Project, r.ID, string(r.Kind), r.Channel, r.CreatedBy}
 }
@@ -251,8 +252,9 @@ func (n *Notifier) checkRoom(in NewRoom) error {
 	return bad("kind", "must be slack or teams")
 }
 
-// checkPublicURL checks the form of a URL to which this server will send, and an
-// address in it. The addresses of a name are checked at each connection.
+// checkPublicURL checks the form of a URL to which this server will send. If its host is an
+// IP address, that is checked too. The addresses of a host name are checked at each
+// connection.
 func checkPublicURL(s string, private bool) error {
 	if len(s) > 2048 {
 		return errors.New("is longer than 2048 bytes")
@@ -290,10 +292,10 @@ func checkPublicURL(s string, private bool) error {
 // sendOnce bounds one request to Slack, Teams or a push service.
 const sendOnce = 15 * time.Second
 
-// newPublicClient returns the client for webhooks and push services. The attack: an
-// address that leads to a service inside this network. Each address is checked right
-// before the connection. Proxies of the environment are ignored, since then the proxy's
-// address would be checked, and redirects are not followed.
+// newPublicClient returns the client for webhooks and push services. The attack: somebody
+// enters an address that leads to a service inside this network. Each address is checked
+// right before the connection. Proxies of the environment are ignored, since the proxy's
+// address would then be checked instead. Redirects are not followed.
 func newPublicClient(c Config) (*http.Client, error) {
 	g, err := publicnet.NewGuard(c.Private)
 	if err != nil {
@@ -309,7 +311,7 @@ func newPublicClient(c Config) (*http.Client, error) {
 	}, nil
 }
 
-// retryAfter reads the header of that name, in seconds or as a date, up to an hour.
+// retryAfter reads the Retry-After header, in seconds or as a date, limited to an hour.
 func retryAfter(h http.Header) time.Duration {
 	v := h.Get("Retry-After")
 	if s, err := strconv.Atoi(v); err == nil {
@@ -321,7 +323,7 @@ func retryAfter(h http.Header) time.Duration {
 	return 0
 }
 
-// noteRoom records how the newest message to a room went.
+// noteRoom records the result of the newest message to a room.
 func (n *Notifier) noteRoom(ctx context.Context, r Room, err error) {
 	why := ""
 	if err != nil {

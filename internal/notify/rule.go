@@ -9,11 +9,11 @@ import (
 )
 
 // chatDecides reports whether a person may decide on a in a chat: the rule that asks
-// about it says "chat: true". The policy in force is read each time, so that taking the
-// key out of a rule also stops buttons that were sent before.
+// about it says "chat: true". The policy in force is read each time, so that removing the
+// key from a rule also stops buttons that were sent before.
 //
-// Only the rule that asked counts. The attack: an action that a strict rule asked
-// about, or the inbox's mode, or a doubt, and that a laxer rule matches later.
+// Only the rule that asked counts. The attack: a strict rule, the inbox's mode or a doubt
+// asked about an action, and a laxer rule matches it later.
 func (n *Notifier) chatDecides(ctx context.Context, tx *store.Tx, a oversight.Action) (bool, error) {
 	if n.conf.Rules == nil || a.Rule == "" {
 		return false, nil

@@ -22,7 +22,7 @@ type outgoing struct {
 	to       person
 	room     Room // instead of a person, if it has an ID
 	chat     bool // policy lets a chat decide on the action
-	detail   bool // the person wants more in a push message than that something waits
+	detail   bool // the person wants details in push messages
 	action   oversight.Action
 	token    auth.Secret // of its link
 	last     bool        // the last one of this hour: later ones go into a digest
@@ -34,7 +34,7 @@ type result struct {
 	state   string        // sent; failed; or waiting: certainly not sent, and retried
 	err     error         // the reason, for the log and the row
 	after   time.Duration // the least wait before the retry, as the server asks for
-	chat    int64         // of a message with buttons; else 0
+	chat    int64         // of a Telegram message, which can be edited later; else 0
 	message int           // likewise
 	posted  string        // Slack's ID of the message, which can be edited later; else empty
 	whole   bool          // the message showed all that would leave
@@ -84,8 +84,8 @@ func (n *Notifier) dispatch(ctx context.Context, sending *sync.WaitGroup) error 
 // A dueNotice is a notice that waits and is due.
 type dueNotice struct{ id, project, holder string }
 
-// due returns notices over c that are due, the oldest first. Of each person and room it
-// returns so few that those of a server that never answers do not hide all others.
+// due returns notices over c that are due, the oldest first. It returns at most maxDue for
+// each person and room, so that those to a server that never answers do not hide all others.
 func (n *Notifier) due(ctx context.Context, c Channel) (list []dueNotice, err error) {
 	err = n.db.View(ctx, func(tx *store.Tx) error {
 		list, err = store.List(ctx, tx, func(row func(...any) error) (d dueNotice, err error) {
@@ -121,7 +121,7 @@ func (n *Notifier) begin(ctx context.Context, sending *sync.WaitGroup, p outgoin
 	})
 }
 
-// send sends p over its channel. It does not touch the database.
+// send sends p over its channel. It does not change the notice's row.
 func (n *Notifier) send(ctx context.Context, p outgoing) result {
 	switch p.channel {
 	case Mail:
@@ -215,17 +215,17 @@ func (n *Notifier) recipient(ctx context.Context, tx *store.Tx, p *outgoing, hol
 		return false, err
 	}
 	p.detail = s.Detail
-	if p.kind == kindEscalated { // to whom the project says, whoever policy asks
+	if p.kind == kindEscalated { // the project names the recipients, not policy
 		return n.canReach(p.to, p.channel), nil
 	}
 	said, err := approved(ctx, tx, p.action, p.to)
-	// Rights change: an owner of the time of the round may be one no longer.
+	// Roles change: whoever was an owner at the time of the round may not be one any more.
 	asks := p.to.asked(p.action) || (p.kind == kindUnclaimed || p.kind == kindUnclaimedReminder) && p.to.Manages()
 	return err == nil && !said && asks && n.canReach(p.to, p.channel), err
 }
 
-// hold holds a notice that is over the limit until the hour is over, and then until the
-// person's quiet hours are.
+// hold holds a notice that is over the limit until the hour has ended. If that is in the
+// person's quiet hours, the notice is held until these have ended.
 func (n *Notifier) hold(ctx context.Context, tx *store.Tx, id, holder string, p outgoing) error {
 	var window int64
 	if err := tx.One(ctx, `select window_at from notice_flow where person_id = $1 and channel = $2`, []any{holder, p.channel}, &window); err != nil {
@@ -246,8 +246,8 @@ func (n *Notifier) hold(ctx context.Context, tx *store.Tx, id, holder string, p 
 	return nil
 }
 
-// countNotice counts a notice against a person's hour. It reports whether there
-// was room, and whether this was the last one.
+// countNotice counts a notice against the hourly limit of a person or room. It reports
+// whether there was room, and whether this was the last one.
 func (n *Notifier) countNotice(ctx context.Context, tx *store.Tx, person string, c Channel, now time.Time) (room, last bool, err error) {
 	_, err = tx.ExecContext(ctx, `insert into notice_flow (person_id, channel, window_at, sent) values ($1, $2, $3, 0) on conflict do nothing`, person, c, store.Time(now))
 	if err != nil {
@@ -307,7 +307,7 @@ func (n *Notifier) finish(ctx context.Context, p outgoing, r result) error {
 	})
 }
 
-// fields are what the audit says about p.
+// fields returns the fields of the audit entry about p.
 func (p *outgoing) fields() audit.Fields {
 	f := audit.Fields{"channel": string(p.channel), "kind": p.kind}
 	if p.room.ID != "" {
@@ -318,8 +318,8 @@ func (p *outgoing) fields() audit.Fields {
 	return f
 }
 
-// digests sends what is held for people and rooms and due: more than the limit of an
-// hour, collected, or from quiet hours. It becomes one message for each channel.
+// digests sends the held notices that are due: those over the hourly limit, collected, or
+// from quiet hours. A person or room gets one message over each channel.
 func (n *Notifier) digests(ctx context.Context, sending *sync.WaitGroup) error {
 	type held struct {
 		holder, project string
@@ -357,9 +357,9 @@ func (n *Notifier) digests(ctx context.Context, sending *sync.WaitGroup) error {
 	return nil
 }
 
-// takeDigest combines all notices that are held for a person or a room and due. The
-// result covers no actions if another server took them, none of them is pending any
-// more, or there is one alone, which is then sent as it is.
+// takeDigest combines all due notices that are held for a person or a room. The result
+// covers no actions if another server took the notices, if none of their actions is pending
+// any more, or if there is only one action, whose notice then waits to be sent by itself.
 func (n *Notifier) takeDigest(ctx context.Context, holder string, c Channel) (p outgoing, err error) {
 	err = n.db.Update(ctx, func(tx *store.Tx) error {
 		p = outgoing{id: "dig_" + rand.Text(), channel: c}

@@ -16,18 +16,18 @@ import (
 	"postern/internal/store"
 )
 
-// Settings are when a person is notified. A person without own ones has the project's.
+// Settings say when a person is notified. A person without own settings has the project's.
 type Settings struct {
 	Zone    string         `json:"zone,omitempty"`    // IANA time zone; empty means UTC
-	From    string         `json:"from,omitempty"`    // quiet hours begin, "22:00"; empty means that there are none
-	To      string         `json:"to,omitempty"`      // they end, "07:30"; before From means on the next day
-	Days    []time.Weekday `json:"days,omitempty"`    // on which they begin; empty means every day
-	Silent  bool           `json:"silent,omitempty"`  // what is grave waits for their end too
-	Collect int            `json:"collect,omitempty"` // minutes for which what is not grave is collected into one message; 0 means none
+	From    string         `json:"from,omitempty"`    // start of quiet hours, "22:00"; empty means none
+	To      string         `json:"to,omitempty"`      // end of quiet hours, "07:30"; on the next day if it is before From
+	Days    []time.Weekday `json:"days,omitempty"`    // days on which quiet hours begin; empty means every day
+	Silent  bool           `json:"silent,omitempty"`  // grave actions wait for the end of quiet hours too
+	Collect int            `json:"collect,omitempty"` // minutes for which notices that are not grave are collected into one message; 0 means none
 	Detail  bool           `json:"detail,omitempty"`  // push messages name inbox and recipients' domains
 
-	// Of a project alone: whom to tell when nobody has decided after so many minutes.
-	// Nothing is ever approved by waiting.
+	// Only in a project's settings: whom to notify when nobody has decided after so many
+	// minutes. Nothing is ever approved by waiting.
 	EscalateAfter int      `json:"escalate_after,omitempty"` // 0 means nobody
 	EscalateTo    []string `json:"escalate_to,omitempty"`    // "person:ann", "role:owner", "room:rom_…"
 }
@@ -44,7 +44,7 @@ func clock(s string) (int, bool) {
 	return t.Hour()*60 + t.Minute(), err == nil
 }
 
-// check returns an error for settings that cannot be taken.
+// check returns an error for settings that are not valid.
 func (s Settings) check() error {
 	bad := func(field, why string) error { return fmt.Errorf("%w: %s: %s", ErrInvalid, field, why) }
 	if _, err := time.LoadLocation(s.Zone); err != nil || s.Zone == "Local" || len(s.Zone) > 64 {
@@ -89,7 +89,7 @@ func (s Settings) check() error {
 	return nil
 }
 
-// location returns the time zone; UTC for one that is not known any more.
+// location returns the time zone, or UTC if the zone is not known any more.
 func (s Settings) location() *time.Location {
 	if l, err := time.LoadLocation(s.Zone); err == nil {
 		return l
@@ -105,12 +105,12 @@ func (s Settings) awake(t time.Time) time.Time {
 		return t
 	}
 	local := t.In(s.location())
-	for _, back := range []int{1, 0} { // those that began yesterday, and today
+	for _, back := range []int{1, 0} { // quiet hours that began yesterday, and today
 		day := local.AddDate(0, 0, -back)
 		if len(s.Days) > 0 && !slices.Contains(s.Days, day.Weekday()) {
 			continue
 		}
-		at := func(days, minutes int) time.Time { // by the clock on the wall, also where it is changed
+		at := func(days, minutes int) time.Time { // by the wall clock, also when the clocks change
 			return time.Date(day.Year(), day.Month(), day.Day()+days, minutes/60, minutes%60, 0, 0, day.Location())
 		}
 		begin, end := at(0, from), at(0, to)
@@ -124,8 +124,9 @@ func (s Settings) awake(t time.Time) time.Time {
 	return t
 }
 
-// due returns when a notice of a is sent. What is grave goes at once, and so does what
-// would have lost half of its time by then, unless the person wants silence.
+// due returns when a notice of a is sent. A grave action is announced at once, and so is one
+// that would have lost half of its time to decide by then. If the person wants silence, both
+// wait for the end of quiet hours.
 func (s Settings) due(a oversight.Action, now time.Time) time.Time {
 	t := now
 	if s.Collect > 0 && !grave(a) {
@@ -142,8 +143,8 @@ func (s Settings) due(a oversight.Action, now time.Time) time.Time {
 	return s.awake(t)
 }
 
-// grave reports whether a needs attention at once: something was found in it, or policy
-// asks for more than one person's word.
+// grave reports whether a needs attention at once: the checks found something in it, the gate
+// warns about it, or policy asks for a second factor or for more than one approval.
 func grave(a oversight.Action) bool {
 	return len(a.Request.Flags) > 0 || len(a.Request.Findings) > 0 || a.Note != "" || a.StepUp || a.Approvers > 1
 }
@@ -158,8 +159,8 @@ func readSettings(ctx context.Context, tx *store.Tx, id string) (s Settings, ok 
 	if err != nil {
 		return Settings{}, false, fmt.Errorf("read settings: %w", err)
 	}
-	// The attack: who can write the database silences a person with settings that cannot
-	// be read. Such ones hold nothing back.
+	// The attack: somebody who can write the database silences a person with settings that
+	// are not valid. Such settings count as missing.
 	if json.Unmarshal([]byte(text), &s) != nil || s.check() != nil {
 		return Settings{}, false, nil //nolint:nilerr // see above
 	}
@@ -175,8 +176,8 @@ func settingsOf(ctx context.Context, tx *store.Tx, p person) (Settings, error) {
 	return s, err
 }
 
-// Settings returns who's settings and whether they are the person's own, and the
-// project's.
+// Settings returns the settings that apply to who, whether they are the person's own, and
+// the project's settings.
 func (n *Notifier) Settings(ctx context.Context, who auth.Principal) (own Settings, isOwn bool, project Settings, err error) {
 	if who.Kind != auth.Person {
 		return own, false, project, fmt.Errorf("%s has no settings of notices: %w", who, auth.ErrForbidden)
@@ -221,7 +222,7 @@ func (n *Notifier) SetProject(ctx context.Context, who auth.Principal, s Setting
 	return n.set(ctx, who, "", &s)
 }
 
-// set stores settings of a person, or of the project where name is empty.
+// set stores settings of a person, or of the project if name is empty.
 func (n *Notifier) set(ctx context.Context, who auth.Principal, name string, s *Settings) error {
 	text := ""
 	if s != nil {
@@ -266,7 +267,7 @@ func (n *Notifier) set(ctx context.Context, who auth.Principal, name string, s *
 	return nil
 }
 
-// escalates checks that those whom an escalation tells exist in the project.
+// escalates checks that the people and rooms of an escalation exist in the project.
 func (n *Notifier) escalates(ctx context.Context, tx *store.Tx, project string, to []string) error {
 	for _, t := range to {
 		kind, rest, _ := strings.Cut(t, ":")

@@ -25,7 +25,7 @@ const slackAPI = "https://slack.com/api/"
 
 // A slackClient makes the three calls of Slack's Web API that notices need:
 // chat.postMessage, chat.update and chat.postEphemeral. It is safe for concurrent use.
-// Its answers are bounded, and no redirect carries a token to another server.
+// Responses are bounded, and no redirect carries a token to another server.
 type slackClient struct {
 	http *http.Client
 	base string
@@ -81,7 +81,7 @@ func (c *slackClient) call(ctx context.Context, token auth.Secret, method string
 		TS    string `json:"ts"`
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxSlackAnswer)).Decode(&answer); err != nil {
-		// It was taken, and the answer cannot be read: do not send it twice.
+		// Slack may have taken the message: do not send it twice.
 		return "", result{state: "sent", err: errors.New("the answer of Slack could not be read")}
 	}
 	if answer.OK {
@@ -95,13 +95,14 @@ func (c *slackClient) call(ctx context.Context, token auth.Secret, method string
 		r.state = "failed"
 	case "fatal_error", "internal_error": // it may have been taken
 		r.state = "sent"
-	} // anything else, such as a token or a channel, a person can correct
+	} // anything else, such as a wrong token or channel, can be corrected by a person
 	return "", r
 }
 
-// slackEscape escapes the three characters that Slack reads, in what it may read as
-// mrkdwn. The attack: "<!channel>", "<@U…>" or "<https://evil|console>" in a subject.
-// An agent's text is besides only in plain_text and rich_text, which read no markup.
+// slackEscape escapes the three characters that Slack interprets, in text that Slack may
+// read as mrkdwn. The attack: "<!channel>", "<@U…>" or "<https://attacker.example|console>"
+// in a subject. In addition, text of an agent is only in plain_text and rich_text, which
+// have no markup.
 func slackEscape(s string) string {
 	return strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace(s)
 }
@@ -110,10 +111,10 @@ func slackEscape(s string) string {
 const (
 	maxSlackHeader = 150
 	maxSlackText   = 3000 // of a section
-	maxSlackWhole  = 2800 // of what would leave, in a message that may decide
+	maxSlackWhole  = 2800 // of the content, in a message whose buttons decide
 )
 
-// slackPlain is a text without markup.
+// slackPlain returns a text object without markup, of at most most characters.
 func slackPlain(s string, most int) map[string]any {
 	s = slackEscape(s)
 	if utf8.RuneCountInString(s) > most {
@@ -173,7 +174,7 @@ func or(s, otherwise string) string {
 	return s
 }
 
-// slackFacts is the block with the facts of a.
+// slackFacts returns the block with the facts about a.
 func slackFacts(a oversight.Action, decided bool) map[string]any {
 	var b strings.Builder
 	for _, f := range actionFields(a) {
@@ -184,8 +185,8 @@ func slackFacts(a oversight.Action, decided bool) map[string]any {
 	return map[string]any{"type": "section", "text": slackPlain(strings.TrimSpace(b.String()), maxSlackText)}
 }
 
-// slackBody is what chat.postMessage and chat.update take. The text is for lists and
-// devices; it holds nothing of an agent, and no markup or link in it is followed.
+// slackBody returns the arguments of chat.postMessage and chat.update. The text is for lists
+// and devices; it contains nothing from an agent, and Slack follows no markup or link in it.
 func (n *Notifier) slackBody(r Room, text string, blocks []any) map[string]any {
 	return map[string]any{
 		"channel": r.Channel, "text": slackEscape(text), "blocks": blocks, "mrkdwn": false, "parse": "none", "link_names": false,

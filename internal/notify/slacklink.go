@@ -15,7 +15,7 @@ import (
 
 // A SlackAccount is an account in Slack.
 type SlackAccount struct {
-	Name  string // as Slack called it then; its holder can change it
+	Name  string // the name in Slack at the time; its holder can change it
 	Team  string // ID of the workspace
 	User  string
 	Since time.Time // when it was linked; zero if it is not
@@ -44,7 +44,7 @@ func (n *Notifier) SlackLink(ctx context.Context, who auth.Principal) (a SlackAc
 }
 
 // SlackAccountOf returns the account that a code would link, and changes nothing. The
-// attack: somebody has a colleague type the attacker's code, and then decides as the
+// attack: somebody gets a colleague to type the attacker's code, and then decides as the
 // colleague. So the console names the account before it links it.
 func (n *Notifier) SlackAccountOf(ctx context.Context, who auth.Principal, code auth.Secret) (a SlackAccount, err error) {
 	err = n.db.View(ctx, func(tx *store.Tx) (err error) {
@@ -71,8 +71,8 @@ func slackAccountOf(ctx context.Context, tx *store.Tx, who auth.Principal, code 
 	return a, nil
 }
 
-// LinkSlack links the account of a code to who, whose fresh second factor it needs if
-// there is one. Nobody can link one to somebody else.
+// LinkSlack links the account of a code to who. It requires a fresh second factor of a
+// person who has one. Nobody can link an account to somebody else.
 func (n *Notifier) LinkSlack(ctx context.Context, who auth.Principal, code auth.Secret) error {
 	if who.Kind != auth.Person || who.Operator {
 		return fmt.Errorf("%s cannot link an account in Slack, only a person signed in to the console can: %w", who, auth.ErrForbidden)
@@ -82,8 +82,8 @@ func (n *Notifier) LinkSlack(ctx context.Context, who auth.Principal, code auth.
 		if err != nil {
 			return err
 		}
-		// The attack: with a stolen session a thief links an account, which then decides
-		// for good.
+		// The attack: a thief with a stolen session links an account, which can then decide
+		// permanently.
 		if strong, err := hasFactor(ctx, tx, p); err != nil {
 			return err
 		} else if strong && !who.Proved() {
@@ -130,8 +130,8 @@ func hasFactor(ctx context.Context, tx *store.Tx, p person) (bool, error) {
 	return factors > 0, err
 }
 
-// UnlinkSlack ends the link of a person's account in Slack. The person, an owner and
-// the operator may. Without a link it does nothing.
+// UnlinkSlack ends the link of a person's account in Slack. Only that person, an owner and
+// the operator may call it. Without a link it does nothing.
 func (n *Notifier) UnlinkSlack(ctx context.Context, who auth.Principal, name string) error {
 	if who.Kind != auth.Person || who.ID != name && !who.Manages() {
 		return fmt.Errorf("%s cannot end the link of %s: %w", who, mail.Printable(strings.ToValidUTF8(name, "?"), 80), auth.ErrForbidden)

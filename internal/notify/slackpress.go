@@ -26,12 +26,12 @@ const slackPath = "/notify/slack/"
 
 const (
 	maxPress   = 256 << 10               // bytes of a request
-	slackClock = 5 * time.Minute         // by how much its time may differ
+	slackClock = 5 * time.Minute         // how far a request's time may differ from ours
 	slackTime  = 2500 * time.Millisecond // Slack waits 3 s for the answer
 )
 
-// A slackPress is what Slack sends when somebody presses a button. Slack has signed it,
-// but people have made it: it proves who pressed, and nothing about the message.
+// A slackPress is what Slack sends when somebody presses a button. Slack has signed it, but
+// its values may be made up: it proves who pressed, and nothing about the message.
 type slackPress struct {
 	Type string `json:"type"`
 	Team struct {
@@ -75,8 +75,8 @@ func parseSlackPress(body []byte) (p slackPress, ok bool) {
 	return p, p.Type == "block_actions" && p.User.ID != "" && p.User.TeamID != "" && len(p.Actions) == 1
 }
 
-// slackSigned reports whether header and body are signed with secret, and not longer
-// ago than slackClock. See Slack's "Verifying requests", version v0.
+// slackSigned reports whether header and body are signed with secret, at a time that differs
+// from now by at most slackClock. See Slack's "Verifying requests", version v0.
 func slackSigned(secret auth.Secret, h http.Header, body []byte, now time.Time) bool {
 	ts, err := strconv.ParseInt(h.Get("X-Slack-Request-Timestamp"), 10, 64)
 	if err != nil || secret == "" {
@@ -91,8 +91,8 @@ func slackSigned(secret auth.Secret, h http.Header, body []byte, now time.Time) 
 	return hmac.Equal([]byte("v0="+hex.EncodeToString(m.Sum(nil))), []byte(h.Get("X-Slack-Signature")))
 }
 
-// serveSlack answers a press in Slack. Everything is recorded before the answer. A
-// text for the person follows after it, since Slack waits only 3 s.
+// serveSlack answers a press in Slack. It records everything before it answers. A text
+// for the person follows after the answer, since Slack waits only 3 s.
 func (n *Notifier) serveSlack(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), slackTime)
 	defer cancel()
@@ -122,8 +122,8 @@ func (n *Notifier) serveSlack(w http.ResponseWriter, r *http.Request) {
 		refuse(http.StatusUnauthorized)
 		return
 	}
-	// The attack: a request that was signed is sent again. It would change nothing,
-	// but it could be made while the person has just been asked again.
+	// The attack: somebody replays a signed request. A replay would change nothing, except
+	// if the person has just been asked again.
 	fresh := false
 	err = n.db.Update(ctx, func(tx *store.Tx) (err error) {
 		sum := sha256.Sum256([]byte(room.ID + " " + r.Header.Get("X-Slack-Signature")))
@@ -147,7 +147,7 @@ func (n *Notifier) serveSlack(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Length", "0")
 	w.WriteHeader(http.StatusOK)
-	_ = http.NewResponseController(w).Flush() // Slack may have left; what follows is a courtesy
+	_ = http.NewResponseController(w).Flush() // Slack may have left; the text below is a courtesy
 	if said == "" {
 		return
 	}
@@ -186,16 +186,16 @@ func slackPerson(ctx context.Context, tx *store.Tx, project, team, user string) 
 	return p, nil
 }
 
-// SealedSlackLinks are the accounts in Slack that belong to people.
+// SealedSlackLinks describes the authenticated rows that link accounts in Slack to people.
 func SealedSlackLinks() store.Sealed {
 	return store.Sealed{Table: "slack_link", Key: []string{"person_id"}, Only: []string{"person_id", "team_id", "user_id", "at"}}
 }
 
-// slackPressed carries out what a button asks for and returns the text for who
-// pressed it.
+// slackPressed carries out what a button asks for and returns the text for the person
+// who pressed it.
 func (n *Notifier) slackPressed(ctx context.Context, room Room, q slackPress) (string, error) {
 	switch q.Actions[0].ID {
-	case "open": // a link, of which Slack tells us too
+	case "open": // a link; Slack reports these presses too
 		return "", nil
 	case "approve", "reject":
 	default:
@@ -216,7 +216,7 @@ func (n *Notifier) slackPressed(ctx context.Context, room Room, q slackPress) (s
 		if linked = !errors.Is(err, store.ErrNotFound); err != nil {
 			return err
 		}
-		// The attack: the value of one message's button sent as another's, or made up.
+		// The attack: somebody sends the value of another message's button, or invents one.
 		return tx.One(ctx, `select whole from notice where channel = $1 and person_id = $2 and posted = $3 and action_id = $4 and version = $5`,
 			[]any{Slack, room.ID, q.Container.MessageTS, p.action, p.version}, &whole)
 	})
@@ -269,8 +269,8 @@ func (n *Notifier) slackPressed(ctx context.Context, room Room, q slackPress) (s
 
 const saidAlone = "Nothing was changed. Whoever set this channel up could press for others, and could not decide on this alone: it needs more than one person, or particular people, or they wrote it, or they are no owner any more. Decide in the console."
 
-// roomMaker returns who set a room up, as they are now. It is zero for the operator at the
-// machine, and for somebody who has no account any more.
+// roomMaker returns the person who set a room up, with their current role. It returns a zero
+// person for the operator at the machine, and for somebody who has no account any more.
 func roomMaker(ctx context.Context, tx *store.Tx, r Room) (person, error) {
 	name, ok := strings.CutPrefix(r.CreatedBy, string(auth.Person)+":")
 	if !ok || auth.Nameless(r.CreatedBy) {
@@ -283,12 +283,12 @@ func roomMaker(ctx context.Context, tx *store.Tx, r Room) (person, error) {
 	return p, err
 }
 
-// trusted reports whether presses in r may decide on a. Who set the room up knows the
-// secret with which Slack signs. The attack: with it an owner signs a colleague's press
-// and approves as two people, as one whom policy names, or what they wrote themselves; or
-// they go on after they lost the role or the account. So a press counts only where maker,
-// who set it up, could decide alone now. The operator at the machine could do all that
-// anyway.
+// trusted reports whether presses in r may decide on a. The person who set the room up knows
+// the secret with which Slack signs. The attack: an owner signs a colleague's press with it,
+// and so approves as two people, as a person whom policy names, or something that they wrote
+// themselves; or they continue after they lost the role or the account. So a press counts
+// only if maker, the person who set the room up, could decide on a alone now. The operator at
+// the machine could do all that anyway.
 func (r *Room) trusted(maker person, a oversight.Action) bool {
 	if auth.Nameless(r.CreatedBy) {
 		return true
@@ -301,7 +301,7 @@ func (r *Room) trusted(maker person, a oversight.Action) bool {
 func (n *Notifier) slackCode(ctx context.Context, room Room, q slackPress) (string, error) {
 	code := auth.Secret(rand.Text())
 	err := n.db.Update(ctx, func(tx *store.Tx) error {
-		// Only the newest counts, so that pressing often fills no table.
+		// Only the newest code counts, so that repeated presses do not fill the table.
 		if _, err := tx.ExecContext(ctx, `delete from slack_code where team_id = $1 and user_id = $2`, q.User.TeamID, q.User.ID); err != nil {
 			return err
 		}
@@ -319,7 +319,8 @@ func (n *Notifier) slackCode(ctx context.Context, room Room, q slackPress) (stri
 		"/console/account/notifications and type this code within 15 minutes: " + code.Reveal() + "\nGive it to nobody: whoever types it lets your account here decide as them.", nil
 }
 
-// SealedSlackCodes are the codes that link an account in Slack to a person.
+// SealedSlackCodes describes the authenticated rows of codes that link an account in Slack
+// to a person.
 func SealedSlackCodes() store.Sealed {
 	return store.Sealed{Table: "slack_code", Key: []string{"hash"}, Only: []string{"hash", "project_id", "team_id", "user_id"}}
 }

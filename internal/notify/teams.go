@@ -15,8 +15,8 @@ import (
 )
 
 // Microsoft Teams takes messages through a workflow with the trigger "When a Teams
-// webhook request is received": an Adaptive Card by POST. It sends nothing back: to
-// receive a press it needs a bot that is registered with Microsoft. So a card has a
+// webhook request is received": an Adaptive Card by POST. The workflow sends nothing
+// back: only a bot that is registered with Microsoft can receive a press. So a card has a
 // link and decides nothing, and it cannot be edited once the action is decided.
 
 // card returns the message for p.
@@ -59,8 +59,8 @@ func (n *Notifier) cardOf(head string, facts []field, title, link string) map[st
 }
 
 // consoleLink returns the address of p's action in the console, which asks for a
-// sign-in. In a room it stands instead of a link that shows the action to its holder:
-// everybody in the room could follow that.
+// sign-in. Messages in a room have this link instead of one that shows the action to its
+// holder: everybody in the room could follow that one.
 func (n *Notifier) consoleLink(p outgoing) string {
 	return n.conf.Base + "/console/actions/" + p.action.ID
 }
@@ -104,14 +104,14 @@ func byStatus(resp *http.Response, who string) result {
 		return result{state: "waiting", err: err, after: retryAfter(resp.Header)}
 	case code >= 500: // it may have been taken: do not send it twice
 		return result{state: "sent", err: err}
-	case code == http.StatusUnauthorized, code == http.StatusForbidden: // which a person can correct
+	case code == http.StatusUnauthorized, code == http.StatusForbidden: // a person can correct this
 		return result{state: "waiting", err: err}
 	}
-	return result{state: "failed", err: err} // also redirects: nobody approved where they lead
+	return result{state: "failed", err: err} // also redirects: nobody approved their target
 }
 
-// notSent classifies the error of a request. The error's text would contain the URL,
-// which is a credential.
+// notSent classifies the error of a request. The result does not quote the error: its text
+// contains the URL, which is a credential.
 func notSent(err error) result {
 	var op *net.OpError
 	switch {

@@ -193,19 +193,19 @@ func (n *Notifier) content(ctx context.Context, reader auth.Principal, shown ove
 		return "", false
 	}
 	v, err := n.gate.Show(a)
-	// Findings of the content checks are masked in the view. The attack: text that
-	// looks like a secret is shown as stars here and leaves as it is.
+	// The view masks findings of the content checks. The attack: text that looks like a
+	// secret is shown as stars here and leaves unmasked.
 	if err != nil || v.Partial != "" || len(v.Files) > 0 || len(v.HTML) > 0 || len(v.Flags) > 0 || len(a.Request.Flags) > 0 || len(v.Text) > maxNote {
 		return "", false
 	}
-	// What needs a closer look gets it in the console, where a tick can be asked for.
+	// Whatever needs a closer look is reviewed in the console, which can require a tick.
 	if len(v.Findings) > 0 || len(v.Notes) > 0 || a.Note != "" || len(v.Unroutable) > 0 {
 		return "", false
 	}
 	var b strings.Builder
-	// The attack: a field of thousands of octets but few characters, which is cut
-	// while the message still has room, so that it seems whole. This limit is so
-	// high that a cut field no longer fits into a message.
+	// The attack: a field has thousands of octets but few characters. It is cut while the
+	// message still has room, so that it seems whole. This limit is so high that a cut
+	// field no longer fits into a message.
 	line := func(s string) string { return mail.Printable(s, 4*maxNote) }
 	for _, f := range v.Fields {
 		fmt.Fprintf(&b, "%s: %s\n", line(f.Name), line(f.Value))
@@ -219,7 +219,7 @@ func noPreview() *models.LinkPreviewOptions {
 	return &models.LinkPreviewOptions{IsDisabled: tg.True()}
 }
 
-// sendTelegram sends the message for p. Of a message with buttons the result has
+// sendTelegram sends the message for p. The result of a message about one action has its
 // chat and ID, so that presses can be matched with it and it can be edited later.
 func (n *Notifier) sendTelegram(ctx context.Context, p outgoing) result {
 	t, whole := n.note(ctx, p)
@@ -268,7 +268,7 @@ func (t *telegram) sendResult(err error) result {
 	return r
 }
 
-// A shownMessage is a message with buttons about an action.
+// A shownMessage is a sent message about an action, which can be edited.
 type shownMessage struct {
 	id, action, project string
 	channel             Channel
@@ -278,8 +278,8 @@ type shownMessage struct {
 	tries               int64
 }
 
-// editDecided edits, in the background, the messages whose action was decided anywhere, or
-// changed, and removes their buttons.
+// editDecided edits, in the background, the messages about actions that have been decided
+// or changed, and removes their buttons.
 func (n *Notifier) editDecided(ctx context.Context, sending *sync.WaitGroup) error {
 	var list []shownMessage
 	err := n.db.View(ctx, func(tx *store.Tx) (err error) {
@@ -325,7 +325,7 @@ func (n *Notifier) editOne(ctx context.Context, s shownMessage) error {
 		if a, err = oversight.ActionUnchecked(ctx, tx, s.action); err != nil {
 			return err
 		}
-		// It was listed before its place was taken, and may have been edited since.
+		// The message was listed before its place was taken, and may have been edited since.
 		var open int
 		err = tx.One(ctx, `select count(*) from notice where id = $1 and open = 1 and attempts = $2`, []any{s.id, s.tries}, &open)
 		still = open == 1

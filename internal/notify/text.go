@@ -12,16 +12,16 @@ import (
 	"postern/internal/oversight"
 )
 
-// What a notice says about an action. An agent chooses recipients, and with them
-// their domains, and mail programs and chats turn what looks like a link into
-// one. The attack: a notice in which a recipient's domain is a link to a page
-// that looks like the console. So agents' text is only written through defang.
+// This file has the text of notices. An agent chooses recipients, and with them their
+// domains. Mail programs and chats turn text that looks like a link into one. The attack: a
+// recipient's domain becomes a link to a page that looks like the console. So text of agents
+// is only written through defang.
 
 // defang returns s as one line of at most most octets that no program turns into
 // a link, an address, a mention or a command.
 func defang(s string, most int) string {
 	s = strings.Map(func(r rune) rune {
-		if r <= ' ' || r >= utf8.RuneSelf || r == 0x7f { // names are ASCII here; anything else, or invisible, becomes ?
+		if r <= ' ' || r >= utf8.RuneSelf || r == 0x7f { // names are ASCII here; any other or invisible character becomes ?
 			return '?'
 		}
 		return r
@@ -52,8 +52,8 @@ const maxDomains = 5
 // A field is one line of a notice.
 type field struct{ name, value string }
 
-// actionFields are what a notice says about an action. The only text from an
-// agent in them are domains and the name of an inbox, both defanged.
+// actionFields returns the lines of a notice about an action. The only text from an
+// agent in them is domains and the name of an inbox, both defanged.
 func actionFields(a oversight.Action) []field {
 	var out []field
 	add := func(name, format string, args ...any) { out = append(out, field{name, fmt.Sprintf(format, args...)}) }
@@ -107,7 +107,7 @@ const prefixLen = 16
 // prefix returns the first digits of a's digest.
 func prefix(a oversight.Action) string { return a.Hex()[:min(prefixLen, len(a.Hex()))] }
 
-// headline says in a sentence why a person is told.
+// headline returns a sentence that says why the notice is sent.
 func headline(p outgoing) string {
 	switch {
 	case p.others > 0:
@@ -129,8 +129,8 @@ func plural(n int) string {
 	return strconv.Itoa(n) + " actions"
 }
 
-// outcome says what became of the action of a notice. version is the one that
-// the notice was about.
+// outcome returns a sentence about what became of the action of a notice. version is the
+// one that the notice was about.
 func outcome(a oversight.Action, version int64) string {
 	by := ""
 	if name, ok := a.Person(); ok {

@@ -25,11 +25,11 @@ type vapidKey struct {
 	pub  []byte // uncompressed
 }
 
-// pushKeyBound is what the private key is encrypted for.
+// pushKeyBound is the text that the encrypted private key is bound to.
 const pushKeyBound = "push key"
 
-// pushKey returns the server's key, and makes it at the first call. Several servers of
-// one database have the same: the row that is first stays.
+// pushKey returns the server's key. The first call makes it. Servers of one database share
+// the key: the first row stays.
 func (n *Notifier) pushKey(ctx context.Context) (*vapidKey, error) {
 	if n.conf.Box == nil {
 		return nil, ErrOff
@@ -92,7 +92,7 @@ func (n *Notifier) PushKey(ctx context.Context) (string, error) {
 func (k *vapidKey) public() string { return push64.EncodeToString(k.pub) }
 
 // token returns a JSON Web Token for the push service with this origin (RFC 8292,
-// section 2). It is good for 12 hours; the RFC allows 24.
+// section 2). The token is valid for 12 hours; the RFC allows 24.
 func (k *vapidKey) token(origin, contact string, now time.Time) (string, error) {
 	claims, err := json.Marshal(map[string]any{"aud": origin, "exp": now.Add(12 * time.Hour).Unix(), "sub": contact})
 	if err != nil {
@@ -110,7 +110,7 @@ func (k *vapidKey) token(origin, contact string, now time.Time) (string, error) 
 	return text + "." + push64.EncodeToString(signature), nil
 }
 
-// pushRecord is the record size in a message's header: one record holds it all.
+// pushRecord is the record size in a message's header: one record holds the whole message.
 const pushRecord = 4096
 
 // encryptPush encrypts a message for a browser (RFC 8291, with aes128gcm of RFC 8188).
