@@ -12,7 +12,7 @@ import (
 const (
 	loadLeft, loadRight    = 46, 316
 	loadTop, loadBottom    = 8, 92
-	sparkWidth, sparkHight = 88, 20
+	sparkWidth, sparkHeight = 88, 20
 	mostPoints             = 180 // of a line; more cannot be told apart
 )
 
@@ -165,7 +165,7 @@ func sparkPath(samples []sandbox.Sample) string {
 		if n > 1 {
 			x = float64(sparkWidth) * float64(i) / float64(n-1)
 		}
-		fmt.Fprintf(&b, "%s%.1f %.1f", do, x, sparkHight-1-(sparkHight-2)*min(100, max(0, s.CPUPercent))/100)
+		fmt.Fprintf(&b, "%s%.1f %.1f", do, x, sparkHeight-1-(sparkHeight-2)*min(100, max(0, s.CPUPercent))/100)
 	}
 	return b.String()
 }
