@@ -151,21 +151,27 @@ func chartsOf(samples []sandbox.Sample, now time.Time) (out []chart) {
 	return out
 }
 
-// sparkPath draws the CPU use of the newest 60 samples in a cell of a table.
-func sparkPath(samples []sandbox.Sample) string {
+// sparkTime is how long before now the small chart of a list begins.
+const sparkTime = 15 * time.Minute
+
+// sparkPath draws the CPU use of sparkTime until now in a cell of a table. It has at most 60
+// points; each is the highest use of its part of the time. It is empty without samples.
+func sparkPath(samples []sandbox.Sample, now time.Time) string {
+	const points = 60
+	var use [points]float64
+	var known [points]bool
+	for _, s := range samples {
+		if i := points - 1 - int(now.Sub(s.At)*points/sparkTime); i >= 0 && i < points {
+			use[i], known[i] = max(use[i], s.CPUPercent), true
+		}
+	}
 	var b strings.Builder
-	n := min(len(samples), 60)
-	samples = samples[len(samples)-n:]
-	for i, s := range samples {
-		do := "L"
-		if i == 0 {
-			do = "M"
+	do := "M"
+	for i, v := range use {
+		if known[i] {
+			fmt.Fprintf(&b, "%s%.1f %.1f", do, float64(sparkWidth)*float64(i)/(points-1), sparkHeight-1-(sparkHeight-2)*min(100, max(0, v))/100)
+			do = "L"
 		}
-		x := float64(sparkWidth)
-		if n > 1 {
-			x = float64(sparkWidth) * float64(i) / float64(n-1)
-		}
-		fmt.Fprintf(&b, "%s%.1f %.1f", do, x, sparkHeight-1-(sparkHeight-2)*min(100, max(0, s.CPUPercent))/100)
 	}
 	return b.String()
 }

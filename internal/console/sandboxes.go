@@ -278,13 +278,14 @@ func (s sandboxHandlers) listed(ctx context.Context, who auth.Principal, all []s
 			l.Agent = "inbox:" + i.Inbox
 		}
 		if s.conf.Samples != nil && l.Live() {
-			samples, err := s.conf.Samples.Samples(ctx, who, i.ID, time.Now().Add(-15*time.Minute), time.Time{})
+			now := time.Now()
+			samples, err := s.conf.Samples.Samples(ctx, who, i.ID, now.Add(-sparkTime), time.Time{})
 			if err != nil {
 				return nil, err
 			}
 			if n := len(samples); n > 0 {
 				l.Used, l.Known = samples[n-1], true
-				l.Spark = sparkPath(samples)
+				l.Spark = sparkPath(samples, now)
 			}
 		}
 		out = append(out, l)
