@@ -10,10 +10,10 @@ import (
 
 // The sizes of the charts, and of the area inside that is drawn on, in units of the drawing.
 const (
-	loadLeft, loadRight    = 46, 316
-	loadTop, loadBottom    = 8, 92
+	loadLeft, loadRight     = 46, 316
+	loadTop, loadBottom     = 8, 92
 	sparkWidth, sparkHeight = 88, 20
-	mostPoints             = 180 // of a line; more cannot be told apart
+	mostPoints              = 180 // of a line; more cannot be told apart
 )
 
 // A gridline is a line of a chart with its value.
@@ -30,7 +30,7 @@ type chartMark struct {
 	Text  string
 }
 
-// A chart is a drawing of one hour. It has classes, and no style of its own.
+// A chart is a drawing of at most an hour. It has classes, and no style of its own.
 type chart struct {
 	Label string // all of it in words, for those who do not see it
 	Now   string
@@ -109,8 +109,21 @@ func drawn(all []point, from, to time.Time, most float64) (line, area string) {
 	return b.String(), under.String()
 }
 
-// chartsOf draws the measurements of the hour before now.
-func chartsOf(samples []sandbox.Sample, now time.Time) (out []chart) {
+// chartTime returns the time that the charts of a sandbox begin at: an hour ago, or its
+// start if that is later, but not less than five minutes ago.
+func chartTime(started, now time.Time) time.Time {
+	from := now.Add(-time.Hour)
+	if started.After(from) {
+		from = started
+	}
+	if latest := now.Add(-5 * time.Minute); from.After(latest) {
+		from = latest
+	}
+	return from
+}
+
+// chartsOf draws the measurements between two times.
+func chartsOf(samples []sandbox.Sample, from, now time.Time) (out []chart) {
 	if len(samples) == 0 {
 		return nil
 	}
@@ -132,9 +145,8 @@ func chartsOf(samples []sandbox.Sample, now time.Time) (out []chart) {
 			v := c.value(s)
 			all, peak, low = append(all, point{s.At, v}), max(peak, v), min(low, v)
 		}
-		from := now.Add(-time.Hour)
 		d := chart{What: c.what, Now: c.text(c.value(last)), Side: or(c.side, "peak "+c.text(peak))}
-		d.Label = fmt.Sprintf("%s in the last hour: %s to %s, now %s of %s", c.what, c.text(low), c.text(peak), d.Now, c.text(c.limit))
+		d.Label = fmt.Sprintf("%s in the last %s: %s to %s, now %s of %s", c.what, howLong(now.Sub(from)), c.text(low), c.text(peak), d.Now, c.text(c.limit))
 		d.Path, d.Area = drawn(thinned(all), from, now, c.limit)
 		for _, part := range []float64{0, .5, 1} {
 			text := "0"
@@ -144,7 +156,7 @@ func chartsOf(samples []sandbox.Sample, now time.Time) (out []chart) {
 			d.Lines = append(d.Lines, gridline{fmt.Sprintf("%.1f", heightOf(part, 1)+.5), text, part == 1 && c.what != "CPU"})
 		}
 		for i, class := range []string{"", "mid", "mid", "end"} {
-			d.Marks = append(d.Marks, chartMark{loadLeft + i*(loadRight-loadLeft)/3, class, from.Add(time.Duration(i) * 20 * time.Minute).UTC().Format("15:04")})
+			d.Marks = append(d.Marks, chartMark{loadLeft + i*(loadRight-loadLeft)/3, class, from.Add(time.Duration(i) * now.Sub(from) / 3).UTC().Format("15:04")})
 		}
 		out = append(out, d)
 	}

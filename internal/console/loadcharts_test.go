@@ -32,3 +32,21 @@ func TestSparkShowsFifteenMinutes(t *testing.T) {
 		t.Errorf("without samples: %q", got)
 	}
 }
+
+// TestChartsBeginWithTheSandbox: a young sandbox fills its charts, and an old one shows its
+// last hour.
+func TestChartsBeginWithTheSandbox(t *testing.T) {
+	now := time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)
+	for _, tt := range []struct {
+		age   time.Duration
+		first string // mark on the time axis
+		x     string // of the sample of two minutes ago
+	}{
+		{time.Minute, "11:55", "M208.0"}, {20 * time.Minute, "11:40", "M289.0"}, {5 * time.Hour, "11:00", "M307.0"},
+	} {
+		list := chartsOf([]sandbox.Sample{{At: now.Add(-2 * time.Minute), CPUPercent: 50}}, chartTime(now.Add(-tt.age), now), now)
+		if len(list) != 3 || list[0].Marks[0].Text != tt.first || !strings.HasPrefix(list[0].Path, tt.x) || list[0].Marks[3].Text != "12:00" {
+			t.Errorf("after %v: %+v", tt.age, list)
+		}
+	}
+}

@@ -73,7 +73,7 @@ func (s sandboxHandlers) showSandbox(w http.ResponseWriter, r *http.Request, who
 		if err != nil {
 			return err
 		}
-		v.Charts = chartsOf(samples, now)
+		v.Charts = chartsOf(samples, chartTime(l.Started, now), now)
 	}
 	if s.conf.Logs != nil {
 		if v.Logs, err = s.conf.Logs.Read(ctx, who, l.ID, sandbox.LogQuery{Limit: shownLogs, Backward: true}); err != nil {
@@ -138,7 +138,7 @@ func wallOf(e audit.Entry) wallEntry {
 	for _, p := range detail(e) {
 		f[p.Name] = p.Value
 	}
-	w := wallEntry{At: e.At, Seq: e.Seq, Why: f["reason"], Where: or(f["name"], f["dst"]), Verdict: "allowed", Tone: "good"}
+	w := wallEntry{At: e.At, Seq: e.Seq, Why: f["reason"], Where: strings.TrimSuffix(or(f["name"], f["dst"]), "."), Verdict: "allowed", Tone: "good"}
 	if f["url"] != "" {
 		w.Where = strings.TrimSpace(f["method"] + " " + f["url"])
 	}
