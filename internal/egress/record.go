@@ -290,7 +290,11 @@ func (l *ledger) summaryLocked() (Event, bool) {
 	var parts []string
 	if most != nil {
 		e.Proto, e.Dst, e.Name = most.proto, most.dst, most.name
-		parts = append(parts, fmt.Sprintf("%d repeats of events on record, most of them (%d) like this one", e.Count, l.seen[*most].repeats))
+		text := fmt.Sprintf("%d like this one", l.seen[*most].repeats)
+		if other := e.Count - l.seen[*most].repeats; other > 0 {
+			text += fmt.Sprintf(", %d like others on record", other)
+		}
+		parts = append(parts, text)
 	}
 	if o := l.over; o.count > 0 {
 		e.Count += o.count
