@@ -211,6 +211,9 @@ func (s *speaker) place(p string) []part {
 	case "mode":
 		return []part{{Text: shown, Form: "b"}}
 	case "time":
+		if v == "never" {
+			return nil
+		}
 		t, err := time.Parse(time.RFC3339, v)
 		if err != nil {
 			return []part{{Text: shown}}
@@ -261,7 +264,11 @@ func (s *speaker) word(p string) []part {
 		}
 		return []part{{Text: howLong(s.e.At.Sub(a.created))}}
 	}
-	if v := s.value(p); v != "" {
+	v := s.value(p)
+	if p == "verdict" {
+		v = strings.TrimSuffix(v, ": a person decides") // the sentence says it
+	}
+	if v != "" {
 		return []part{{Text: strings.TrimRight(mail.Printable(v, maxSaid), ".")}}
 	}
 	return nil
