@@ -119,11 +119,12 @@ proof:
 	POSTERN_TEST_PROOF=1 go test -count=1 -timeout 30m -run 'TestProofFinds' ./internal/oversight
 
 # The pictures in docs/reference/console.md, taken anew.
-screenshots:
+screenshots: template
 	@test/install chromium fonts-dejavu-core
 	@test/install-npm test/browser
 	rm -rf .screenshots
-	POSTERN_DOCS_SCREENSHOTS=$(CURDIR)/.screenshots go test -count=1 -run 'TestBrowser$$' ./internal/console
+	POSTERN_TEST_DOCS=$(CURDIR)/.screenshots go test -count=1 -run 'TestBrowser$$' ./internal/console
+	POSTERN_TEST_DOCS=$(CURDIR)/.screenshots go test -count=1 -run 'TestBrowserSandbox$$' ./test/e2e
 	rm -f docs/screenshots/*.png
 	go run ./test/screenshots .screenshots docs/screenshots
 	rm -rf .screenshots

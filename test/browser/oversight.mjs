@@ -268,7 +268,7 @@ async function live(signedIn) {
 // shown takes the screenshots for docs/reference/console.md, if requested: the top of
 // each page, before scrolling. Those in both have all four forms, the others two.
 async function shown(both, pages, signedIn) {
-  const dir = process.env.POSTERN_DOCS_SCREENSHOTS
+  const dir = process.env.POSTERN_TEST_DOCS
   if (!dir) return
   mkdirSync(dir, { recursive: true })
   const [wide, narrow] = [{ width: 1280, height: 860 }, { width: 390, height: 780 }]
@@ -279,6 +279,8 @@ async function shown(both, pages, signedIn) {
     for (const [title, path, act] of which) {
       await page.goto(at(path))
       if (act) await act(page)
+      await Promise.all(page.frames().map((f) => f.waitForLoadState()))
+      await page.waitForTimeout(300) // a frame is painted after it has loaded
       await page.screenshot({ path: join(dir, `${title}-${kind}.png`) })
     }
     await context.close()
@@ -354,15 +356,15 @@ async function run() {
   ], signedIn)
   await play('propose', { name: 'fresh', kind: 'report' })
   const fresh = await play('state', { name: 'fresh' })
-  const work = process.env.POSTERN_DOCS_SCREENSHOTS ? await play('work') : fresh
+  const work = process.env.POSTERN_TEST_DOCS ? await play('work') : fresh
   await shown([
     ['overview', '/console/'], ['queue', '/console/review'], ['action', `/console/actions/${fresh.id}`], ['day', `/console/agents/${work.inbox}`],
   ], [
-    ['agents', '/console/agents'], ['disk', '/console/disk'], ['sandbox', `/console/sandboxes/${work.sandbox}`], ['notifications', '/console/account/notifications'],
+    ['agents', '/console/agents'], ['disk', '/console/disk'], ['notifications', '/console/account/notifications'],
     ['batch', '/console/batch'], ['edited', `/console/actions/${seen.report.id}`],
     ['hostile', `/console/actions/${evil.id}`], ['inbox', seen.inbox], ['policy', '/console/policy'], ['draft', '/console/policy/draft', (p) => p.locator('#try').click()],
     ['switches', '/console/switches'], ['webhooks', '/console/webhooks'], ['webhook', webhook], ['decided', '/console/decided'], ['done', `/console/actions/${seen.large.id}`], ['inboxes', '/console/inboxes'],
-    ['quarantine', '/console/quarantine'], ['sending', '/console/sending'], ['domains', '/console/domains'], ['mailboxes', '/console/mailboxes'], ['mailbox', mailbox], ['sandboxes', '/console/sandboxes'], ['runs', '/console/runs'], ['run', run], ['keys', '/console/keys'], ['audit', '/console/audit'], ['account', '/console/account'], ['people', '/console/people'],
+    ['quarantine', '/console/quarantine'], ['sending', '/console/sending'], ['domains', '/console/domains'], ['mailboxes', '/console/mailboxes'], ['mailbox', mailbox], ['runs', '/console/runs'], ['run', run], ['keys', '/console/keys'], ['audit', '/console/audit'], ['account', '/console/account'], ['people', '/console/people'],
   ], signedIn)
   await page.goto(at('/console/switches'))
   await page.getByRole('button', { name: /^Turn off/ }).click()

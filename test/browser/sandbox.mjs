@@ -2,6 +2,7 @@
 // and sees that escape codes of what it runs cannot type, link or copy.
 // node sandbox.mjs URL SETUP-LINK SANDBOX DIRECTORY-FOR-PICTURES
 import assert from 'node:assert/strict'
+import { mkdirSync } from 'node:fs'
 import { chromium } from 'playwright-core'
 
 const [url, link, id, shots] = process.argv.slice(2)
@@ -20,16 +21,36 @@ await page.click('main button[type=submit]')
 const shot = async (name) => {
   for (const [form, width, scheme] of [['wide-light', 1440, 'light'], ['wide-dark', 1440, 'dark'], ['phone-light', 390, 'light'], ['phone-dark', 390, 'dark']]) {
     await page.setViewportSize({ width, height: 1100 })
-    await page.emulateMedia({ colorScheme: scheme })
+    await page.emulateMedia({ colorScheme: scheme, reducedMotion: 'reduce' })
     await page.screenshot({ path: `${shots}/${name}-${form}.png`, fullPage: true })
+  }
+  await page.setViewportSize({ width: 1440, height: 1100 })
+  await page.emulateMedia({ colorScheme: 'light' })
+}
+// For docs/reference/console.md, if requested, as oversight.mjs does.
+const docs = process.env.POSTERN_TEST_DOCS
+const shown = async (name) => {
+  if (!docs) return
+  mkdirSync(docs, { recursive: true })
+  for (const [form, viewport, colorScheme] of [['wide', { width: 1280, height: 860 }, 'light'], ['narrow', { width: 390, height: 780 }, 'dark']]) {
+    await page.setViewportSize(viewport)
+    await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' })
+    await page.waitForTimeout(300)
+    await page.screenshot({ path: `${docs}/${name}-${form}.png` })
   }
   await page.setViewportSize({ width: 1440, height: 1100 })
   await page.emulateMedia({ colorScheme: 'light' })
 }
 await page.goto(`${url}/console/sandboxes`)
 await shot('sandboxes')
+if (docs) {
+  await page.waitForTimeout(60_000) // until there is something in the charts
+  await page.reload()
+  await shown('sandboxes')
+}
 await page.goto(`${url}/console/sandboxes/${id}`)
 await shot('sandbox')
+await shown('sandbox')
 const processes = await page.textContent('[aria-labelledby=t-proc]')
 assert.match(processes, /pid/, 'processes are listed')
 
@@ -50,6 +71,7 @@ await page.keyboard.type(`printf '\\033[c\\033[>c\\033[6n\\033[5n\\033[?6n\\033P
 await page.waitForFunction(() => /typed\[\]done/.test(document.querySelector('.xterm-rows').textContent), null, { timeout: 30_000 })
 assert.doesNotMatch(await page.title(), /owned/)
 await shot('terminal')
+await shown('terminal')
 // A flood can be stopped.
 await page.keyboard.type('yes flooding\n')
 await page.waitForTimeout(1500)

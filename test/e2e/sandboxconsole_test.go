@@ -25,6 +25,9 @@ func TestBrowserSandbox(t *testing.T) {
 	if shots == "" {
 		shots = t.TempDir()
 	}
+	if os.Getenv("POSTERN_TEST_DOCS") != "" {
+		b.run("(for i in $(seq 12); do python3 -c 'x = list(range(4 * 10**6)); sum(x)'; sleep $((i % 4 + 2)); done) >/dev/null 2>&1 &")
+	}
 	out, err := exec.Command("node", "../browser/sandbox.mjs", "http://"+s.web, s.link, b.id, shots).CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil {
