@@ -36,6 +36,15 @@ type stage struct {
 // work has a sandbox do something all through the day, and the disk be measured, for pictures.
 func (s *stage) work() {
 	s.sandbox = s.day().ID
+	for _, h := range []struct {
+		head string
+		auth mail.Results
+	}{
+		{"From: Globex Accounts <accounts@globex.example>\nSubject: Updated bank details\n", mail.Results{DMARC: mail.Check{Result: "fail", Domain: "globex.example"}, SPF: mail.Check{Result: "softfail", Domain: "globex.example"}, Policy: "quarantine"}},
+		{"From: a@shop.example, b@other.example\nSubject: Two senders\n", mail.Results{SPF: mail.Check{Result: "pass", Domain: "shop.example"}}},
+	} {
+		s.arrive(h.head+"\nPlease pay to the new account from now on.\n", h.auth)
+	}
 	s.heap(0)
 	for _, name := range []string{"analysis", "reports"} {
 		b := build.Build{ID: rand.Text() + rand.Text()[:10], Ended: time.Now().Add(-40 * time.Hour), Result: build.Result{Bytes: 188_000_000 + int64(len(name))<<20}}

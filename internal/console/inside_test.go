@@ -456,7 +456,7 @@ func TestBoundSandboxesStayClosed(t *testing.T) {
 		return err
 	})
 	page := "/console/sandboxes/" + id
-	contains(t, "page", f.get(page).body, "A contract binds this sandbox", "Nobody looks inside")
+	contains(t, "page", f.get(page).body, "A contract binds this sandbox", "Nobody can look or work inside", "Nobody can look inside")
 	for _, path := range []string{"/files?path=/", "/file?path=/home/user/plain.txt"} {
 		contains(t, path, f.get(page+path).body, "A contract binds this sandbox")
 	}

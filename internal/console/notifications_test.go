@@ -21,7 +21,7 @@ const notifications = "/console/account/notifications"
 func TestNotifications(t *testing.T) {
 	f := setup(t)
 	f.enter()
-	contains(t, "empty page", f.get(notifications).body, "as the project sets it", "Add a Slack channel", "Push messages in this browser")
+	contains(t, "empty page", f.get(notifications).body, "the project’s settings", "Add a Slack channel", "Push messages in this browser")
 	// Nothing is changed by what cannot be taken, and the page says why.
 	for _, form := range []url.Values{
 		{"quiet": {"on"}, "from": {"22:00"}}, {"zone": {"Mars/Base"}}, {"collect": {"x"}}, {"collect": {"-3"}},
