@@ -64,7 +64,24 @@ function watch(context) {
 export async function open(options = {}) {
   const context = watch(await browser.newContext({ javaScriptEnabled: false, viewport: { width: 1280, height: 900 }, ...options }))
   context.on('page', whole)
+  context.on('page', patient)
   return context
+}
+
+// patient makes a page go to an address again if the page that it shows was just loading
+// itself anew: without JavaScript some do so every few seconds.
+function patient(page) {
+  const goto = page.goto.bind(page)
+  page.goto = async (...args) => {
+    for (let tries = 0; ; tries++) {
+      try {
+        return await goto(...args)
+      } catch (e) {
+        if (tries === 3 || !/interrupted by another navigation/.test(e.message)) throw e
+        await page.waitForTimeout(500)
+      }
+    }
+  }
 }
 
 // whole makes clicks wait until the next page has loaded completely. By default a
