@@ -161,7 +161,6 @@ func TestBrowserAccess(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a browser is for whole runs")
 	}
-	t.Parallel()
 	f := setup(t)
 	f.enter()
 	f.crowd()

@@ -122,7 +122,6 @@ func TestBrowserFiles(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a browser is for whole runs")
 	}
-	t.Parallel()
 	f := setup(t)
 	f.arrive(asked, mail.Results{})
 	ms, err := f.post.Messages(t.Context(), f.agent, f.holder(), 1)

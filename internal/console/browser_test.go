@@ -196,7 +196,6 @@ func TestBrowser(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a browser is for whole runs")
 	}
-	t.Parallel()
 	s := &stage{fixture: setup(t), proposed: map[string]oversight.Action{}}
 	for _, name := range []string{"orders", "newsletter"} {
 		s.newInbox(name)

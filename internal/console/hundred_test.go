@@ -128,7 +128,6 @@ func TestHundred(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a browser is for whole runs")
 	}
-	t.Parallel()
 	for _, tt := range []struct {
 		by       string
 		n, traps int

@@ -69,16 +69,19 @@ export async function open(options = {}) {
 }
 
 // patient makes a page go to an address again if the page that it shows was just loading
-// itself anew: without JavaScript some do so every few seconds.
+// itself anew: without JavaScript some do so every few seconds. It also takes a picture
+// again if Chromium had none to give, as happens on a busy machine.
 function patient(page) {
-  const goto = page.goto.bind(page)
-  page.goto = async (...args) => {
-    for (let tries = 0; ; tries++) {
-      try {
-        return await goto(...args)
-      } catch (e) {
-        if (tries === 3 || !/interrupted by another navigation/.test(e.message)) throw e
-        await page.waitForTimeout(500)
+  for (const [name, passing] of [['goto', /interrupted by another navigation/], ['screenshot', /Unable to capture screenshot/]]) {
+    const once = page[name].bind(page)
+    page[name] = async (...args) => {
+      for (let tries = 0; ; tries++) {
+        try {
+          return await once(...args)
+        } catch (e) {
+          if (tries === 3 || !passing.test(e.message)) throw e
+          await page.waitForTimeout(500)
+        }
       }
     }
   }

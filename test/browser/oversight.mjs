@@ -139,6 +139,7 @@ async function decisions(context) {
   await page.locator('#q').press('Enter')
   check('a search without a script finds recipients', new URL(page.url()).searchParams.get('q') === 'partner.example' && await page.locator('.row').count() >= 3, page.url())
   await page.goto(at('/console/batch'))
+  check('a batch has a box for each action that can be decided there', await page.locator(many.map((a) => `#c-${a.id}`).join(', ')).count() === 3, `${page.url()}: ${await text(page)}`)
   for (const a of many.slice(0, 2)) await page.locator(`#c-${a.id}`).check()
   await play('revise', { name: 'many2' })
   await page.locator('#approve-all').click()
