@@ -2,7 +2,6 @@ package mail
 
 import (
 	"bytes"
-	"crypto/rand"
 	"fmt"
 	"strings"
 	"time"
@@ -71,7 +70,7 @@ func ComposeBounce(b Bounce, now time.Time) ([]byte, error) {
 	var h bytes.Buffer
 	fmt.Fprintf(&h, "Date: %s\r\nFrom: Mail Delivery System <mailer-daemon@%s>\r\nTo: %s\r\n", now.UTC().Format(time.RFC1123Z), b.Domain, to)
 	h.WriteString("Subject:" + unstructured(shown("Not delivered: "+original.Subject), len("Subject:")) + "\r\n")
-	fmt.Fprintf(&h, "Message-ID: <%s@%s>\r\n", strings.ToLower(rand.Text()), b.Domain)
+	fmt.Fprintf(&h, "Message-ID: %s\r\n", newMessageID(b.Domain))
 	if id, err := checkID("in_reply_to", original.MessageID); err == nil {
 		fmt.Fprintf(&h, "In-Reply-To: %s\r\nReferences: %s\r\n", id, id)
 	}

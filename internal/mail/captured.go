@@ -2,7 +2,6 @@ package mail
 
 import (
 	"bytes"
-	"crypto/rand"
 	"fmt"
 	"slices"
 	"strings"
@@ -66,7 +65,7 @@ func FromCaptured(raw []byte, envelopeFrom string, rcpts []string, inbox string,
 		fmt.Fprintf(&b, "Date: %s\r\n", now.UTC().Format(time.RFC1123Z))
 	}
 	if count(fields, "Message-ID") == 0 {
-		fmt.Fprintf(&b, "Message-ID: <%s@%s>\r\n", strings.ToLower(rand.Text()), Domain(inbox))
+		fmt.Fprintf(&b, "Message-ID: %s\r\n", newMessageID(Domain(inbox)))
 	}
 	for _, f := range fields {
 		if !slices.ContainsFunc(leftOut, f.is) {

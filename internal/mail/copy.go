@@ -2,7 +2,6 @@ package mail
 
 import (
 	"bytes"
-	"crypto/rand"
 	"fmt"
 	"strings"
 	"time"
@@ -73,7 +72,7 @@ func ComposeCopy(c Copy, now time.Time) (Envelope, error) {
 	}
 	writeAddresses(&h, "To", list)
 	h.WriteString("Subject:" + unstructured("[copy] "+original.Subject, len("Subject:")) + "\r\n")
-	fmt.Fprintf(&h, "Message-ID: <%s@%s>\r\n%s: %s\r\n", strings.ToLower(rand.Text()), Domain(c.From), CopyField, c.Action)
+	fmt.Fprintf(&h, "Message-ID: %s\r\n%s: %s\r\n", newMessageID(Domain(c.From)), CopyField, c.Action)
 	h.WriteString("Auto-Submitted: auto-generated\r\nMIME-Version: 1.0\r\n")
 	e.Raw = append(h.Bytes(), multipart("mixed", textEntity("text/plain", text.String()), entity(kind, eightBit(attached), "", attached))...)
 	return e, CheckRaw(e.Raw)
