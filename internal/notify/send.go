@@ -358,8 +358,8 @@ func (n *Notifier) digests(ctx context.Context, sending *sync.WaitGroup) error {
 }
 
 // takeDigest combines all due notices that are held for a person or a room. The result
-// covers no actions if another server took the notices, if none of their actions is pending
-// any more, or if there is only one action, whose notice then waits to be sent by itself.
+// covers no actions if another server took the notices, or if no action is pending any more.
+// It covers none either if only one action is pending: that notice is then sent on its own.
 func (n *Notifier) takeDigest(ctx context.Context, holder string, c Channel) (p outgoing, err error) {
 	err = n.db.Update(ctx, func(tx *store.Tx) error {
 		p = outgoing{id: "dig_" + rand.Text(), channel: c}

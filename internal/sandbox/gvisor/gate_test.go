@@ -532,24 +532,64 @@ func TestSandboxEndsWithoutItsGate(t *testing.T) {
 	}
 }
 
+// A kernelEnd is the kernel's end of a gate, for tests that play the kernel.
+type kernelEnd struct {
+	t testing.TB
+	*os.File
+}
+
+// openTestGate returns a gate whose questions w answers. Both ends are closed when the test
+// ends.
+func openTestGate(t testing.TB, w sandbox.Watcher) (*gate, kernelEnd) {
+	t.Helper()
+	r := &Runtime{}
+	r.buffers.New = newGateBuffer
+	g, theirs, err := r.newGate(w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		theirs.Close()
+		g.close()
+	})
+	return g, kernelEnd{t, theirs}
+}
+
+func (k kernelEnd) send(e launch.Event) {
+	k.t.Helper()
+	if _, err := k.Write(e.Append(nil)); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// receive returns the next command, which must be of this kind.
+func (k kernelEnd) receive(kind launch.CommandKind) launch.Command {
+	k.t.Helper()
+	b := make([]byte, 64)
+	n, err := k.Read(b)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	c, err := launch.ParseCommand(b[:n])
+	if err != nil || c.Kind != kind {
+		k.t.Fatalf("got %+v, %v", c, err)
+	}
+	return c
+}
+
 // TestMalformedMessagesCloseTheGate: the host stops reading a gate after a malformed message
 // of a compromised kernel. [instance.watchGate] then ends the sandbox.
 func TestMalformedMessagesCloseTheGate(t *testing.T) {
-	r := &Runtime{}
-	r.buffers.New = newGateBuffer
 	for name, msg := range map[string][]byte{
 		"no hello": {'e', 0, 0, 0, 1, 0, 0, 0, 0}, "nonsense": {0xff}, "half": {'x', 0}, "too long": bytes.Repeat([]byte{'x'}, 300<<10),
 	} {
-		g, theirs, err := r.newGate(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		g, kernel := openTestGate(t, nil)
 		if name != "no hello" {
-			if _, err := theirs.Write([]byte{'h', 1}); err != nil {
+			if _, err := kernel.Write([]byte{'h', 1}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if _, err := theirs.Write(msg); err != nil {
+		if _, err := kernel.Write(msg); err != nil {
 			t.Fatal(err)
 		}
 		select {
@@ -557,56 +597,36 @@ func TestMalformedMessagesCloseTheGate(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Errorf("%s: the gate is still open", name)
 		}
-		theirs.Close()
-		g.close()
 	}
 }
 
 // TestQuestionsAreBounded: questions beyond the limit are refused, and more are accepted
 // once earlier ones are answered or withdrawn.
 func TestQuestionsAreBounded(t *testing.T) {
-	r, j := &Runtime{}, newJudge(t)
-	r.buffers.New = newGateBuffer
-	g, theirs, err := r.newGate(j)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer g.close()
-	defer theirs.Close()
+	j := newJudge(t)
+	g, kernel := openTestGate(t, j)
 	const n, more = maxAsked, 300
-	kernel := func(e launch.Event) {
-		t.Helper()
-		if _, err := theirs.Write(e.Append(nil)); err != nil {
-			t.Fatal(err)
-		}
-	}
 	expectVerdict := func(want bool, ids func(id uint64) bool) {
 		t.Helper()
-		b := make([]byte, 64)
-		got, err := theirs.Read(b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err := launch.ParseCommand(b[:got])
-		if err != nil || c.Kind != launch.Verdict || c.Allow != want || !ids(c.ID) {
-			t.Fatalf("got %+v, %v", c, err)
+		if c := kernel.receive(launch.Verdict); c.Allow != want || !ids(c.ID) {
+			t.Fatalf("got %+v", c)
 		}
 	}
-	kernel(launch.Event{Kind: launch.Hello})
+	kernel.send(launch.Event{Kind: launch.Hello})
 	for id := range uint64(n + more) {
-		kernel(launch.Event{Kind: launch.Exec, ID: id, Args: []string{"held"}})
+		kernel.send(launch.Event{Kind: launch.Exec, ID: id, Args: []string{"held"}})
 		if id >= n {
 			expectVerdict(false, func(got uint64) bool { return got == id })
 		}
 	}
-	kernel(launch.Event{Kind: launch.Exec, ID: 0, Args: []string{"held"}}) // a second time: the judge is asked once
+	kernel.send(launch.Event{Kind: launch.Exec, ID: 0, Args: []string{"held"}}) // a second time: the judge is asked once
 	j.until("the questions wait", func() bool { return j.waits == n })
 	if j.missed != more {
 		t.Errorf("%d are missed, want %d", j.missed, more)
 	}
 	for id := range uint64(n) {
 		if id%2 == 0 {
-			kernel(launch.Event{Kind: launch.GiveUp, ID: id})
+			kernel.send(launch.Event{Kind: launch.GiveUp, ID: id})
 		}
 	}
 	for range n / 2 {
@@ -624,7 +644,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 	refused := 0
 	for id := range uint64(200) {
 		e := launch.Event{Kind: launch.Exec, ID: 1000 + id, Args: []string{"held", long}}
-		kernel(e)
+		kernel.send(e)
 		if (int(id)+1)*len(e.Append(nil)) > maxAskedBytes {
 			refused++
 			expectVerdict(false, func(got uint64) bool { return got == 1000+id })
@@ -642,35 +662,19 @@ func TestQuestionsAreBounded(t *testing.T) {
 // when it returns, also if whoever asked has ended. The attack is on a run: a service of its
 // template asks just before it is ended, and a late answer counts as the run's violation.
 func TestSettleAwaitsAnswers(t *testing.T) {
-	r, j := &Runtime{}, newJudge(t)
-	r.buffers.New = newGateBuffer
-	g, theirs, err := r.newGate(j)
-	if err != nil {
-		t.Fatal(err)
+	j := newJudge(t)
+	g, kernel := openTestGate(t, j)
+	kernel.send(launch.Event{Kind: launch.Hello})
+	settle := func(ctx context.Context, id uint64) chan error {
+		t.Helper()
+		kernel.send(launch.Event{Kind: launch.Exec, ID: id, Args: []string{"held"}})
+		settled := make(chan error, 1)
+		go func() { settled <- g.settle(ctx) }()
+		kernel.send(launch.Event{Kind: launch.Done, ID: kernel.receive(launch.Observe).ID})
+		j.until("the question waits", func() bool { return j.waits == 1 })
+		return settled
 	}
-	defer g.close()
-	defer theirs.Close()
-	for _, e := range []launch.Event{{Kind: launch.Hello}, {Kind: launch.Exec, ID: 7, Args: []string{"held"}}} {
-		if _, err := theirs.Write(e.Append(nil)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	settled := make(chan error, 1)
-	go func() { settled <- g.settle(t.Context()) }()
-	b := make([]byte, 64)
-	n, err := theirs.Read(b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := launch.ParseCommand(b[:n])
-	if err != nil || c.Kind != launch.Observe {
-		t.Fatalf("got %+v, %v", c, err)
-	}
-	done := launch.Event{Kind: launch.Done, ID: c.ID}
-	if _, err := theirs.Write(done.Append(nil)); err != nil {
-		t.Fatal(err)
-	}
-	j.until("the question waits", func() bool { return j.waits == 1 })
+	settled := settle(t.Context(), 7)
 	select {
 	case err := <-settled:
 		t.Fatalf("it returned %v before the answer", err)
@@ -679,6 +683,14 @@ func TestSettleAwaitsAnswers(t *testing.T) {
 	j.held <- true
 	if err := <-settled; err != nil {
 		t.Fatal(err)
+	}
+	kernel.receive(launch.Verdict)
+	// The attack: the question is never answered, so that the run waits for ever.
+	ctx, cancel := context.WithCancel(t.Context())
+	settled = settle(ctx, 8)
+	cancel()
+	if err := <-settled; !errors.Is(err, context.Canceled) {
+		t.Errorf("with a question that stays open: %v", err)
 	}
 	if err := g.conn.Close(); err != nil {
 		t.Fatal(err)
@@ -691,15 +703,9 @@ func TestSettleAwaitsAnswers(t *testing.T) {
 // TestUnreadVerdictsAreBounded: a kernel that reads no verdicts cannot make goroutines pile
 // up in the server.
 func TestUnreadVerdictsAreBounded(t *testing.T) {
-	r := &Runtime{}
-	r.buffers.New = newGateBuffer
-	g, theirs, err := r.newGate(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer theirs.Close()
+	g, kernel := openTestGate(t, nil)
 	before := runtime.NumGoroutine()
-	send := func(e launch.Event) error { return unix.Send(int(theirs.Fd()), e.Append(nil), unix.MSG_DONTWAIT) }
+	send := func(e launch.Event) error { return unix.Send(int(kernel.Fd()), e.Append(nil), unix.MSG_DONTWAIT) }
 	if err := send(launch.Event{Kind: launch.Hello}); err != nil {
 		t.Fatal(err)
 	}
