@@ -32,14 +32,14 @@ func (s notifyServer) routes() []route {
 	return out
 }
 
-// forPeople serves people alone, and only if this server notifies anybody.
+// forPeople serves only people, and only if this server sends notices.
 func (s notifyServer) forPeople(serve handler) handler {
 	return func(w http.ResponseWriter, r *http.Request, c caller) error {
 		if c.Kind != auth.Person {
 			return fmt.Errorf("only a person manages how people are notified: %w", auth.ErrForbidden)
 		}
 		if s.notify == nil {
-			return fmt.Errorf("%w: the server tells nobody of what waits: start it with --notify-from or --telegram-token", errNotOffered)
+			return fmt.Errorf("%w: the server sends no notices: start it with --notify-from or --telegram-token", errNotOffered)
 		}
 		return serve(w, r, c)
 	}
