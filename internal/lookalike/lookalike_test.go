@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"postern/internal/auth"
 	"postern/internal/lookalike"
@@ -198,6 +200,52 @@ func TestFillsFromWhatWasApproved(t *testing.T) {
 		}
 		if a := f.propose(policy.KindPermit, "api.initeck.example"); len(a.Grave()) != 1 {
 			t.Errorf("grave findings %v with a forged row", a.Grave())
+		}
+	})
+}
+
+// TestApprovedBeforeReturnsEachOnce: actions of the same moment are on one page each, none
+// twice and none left out.
+func TestApprovedBeforeReturnsEachOnce(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		ctx := t.Context()
+		want := map[string]bool{}
+		for range 5 {
+			a := f.propose(policy.KindConnect, "api.globex.example")
+			f.approve(a)
+			want[a.ID] = true
+		}
+		err := db.Update(ctx, func(tx *store.Tx) error {
+			_, err := tx.ExecContext(ctx, `update action set created_at = (select min(created_at) from action)`)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]bool{}
+		last := oversight.Action{Created: time.Now()}
+		for {
+			var page []oversight.Action
+			err := db.View(ctx, func(tx *store.Tx) (err error) {
+				page, err = oversight.ApprovedBefore(ctx, tx, f.owner.Project, &last, 2)
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, a := range page {
+				if got[a.ID] {
+					t.Fatalf("%s is on two pages", a.ID)
+				}
+				got[a.ID], last = true, a
+			}
+			if len(page) < 2 {
+				break
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
 		}
 	})
 }
