@@ -127,6 +127,16 @@ async function run() {
       check(`it fits the screen, ${size} ${scheme}`, over <= 0, over)
     }
   }
+  // Whoever uses this browser next sees no message of the last person.
+  await page.setViewportSize({ width: 1440, height: 900 })
+  await page.locator('form[action="/console/signout"] button').click()
+  await page.waitForURL('**/console/signin')
+  let workers = 1
+  for (let i = 0; i < 100 && workers > 0; i++) {
+    workers = await page.evaluate(async () => (await navigator.serviceWorker.getRegistrations()).length)
+    if (workers > 0) await page.waitForTimeout(50)
+  }
+  check('signing out ends push messages here', workers === 0, workers)
   check('the browser complains of nothing', complaints.length === 0, complaints)
 }
 
