@@ -897,6 +897,7 @@ class House:
         if notices is not None:
             base.add(notices)
         registered = set()
+        fresh_for = self.identity  # what the processes were last refreshed for
         while True:
             with self.lock:
                 idle = {fd: k for k, c in self.kernels.values() if c is not None and not k.lock.locked() and not k.ended for fd in k.fds[1:] if fd not in k.shut}
@@ -915,9 +916,10 @@ class House:
                         return
                 elif fd == notices:
                     os.read(fd, 4096)
-                    before = self.identity
                     self.check()
-                    if self.identity != before:
+                    # An execution may have noticed it first: then check changes nothing.
+                    if self.identity != fresh_for:
+                        fresh_for = self.identity
                         self.fresh_at = time.monotonic() + CALM
                 elif fd in idle and idle[fd].lock.acquire(blocking=False):
                     k = idle[fd]
