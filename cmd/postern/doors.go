@@ -207,6 +207,8 @@ func wallVerb(k egress.Kind) audit.Verb {
 		return audit.SecretMisdirected
 	case egress.Masked:
 		return audit.SecretMasked
+	case egress.Stayed:
+		return audit.SecretStayed
 	case egress.Denied:
 	}
 	return audit.EgressDenied
@@ -232,6 +234,10 @@ func (d *daemon) note(ctx context.Context, who auth.Principal, e egress.Event) e
 	}
 	if e.Action != "" {
 		f["action"] = e.Action
+	}
+	if e.Kind == egress.Stayed && e.Status >= 400 {
+		// The operator sees why a program's request failed, and the command that helps.
+		d.log.WarnContext(ctx, "a request with a placeholder as text was refused by its server", "sandbox", who.ID, "method", e.Method, "url", e.URL, "reason", e.Reason)
 	}
 	if e.Count > 1 {
 		f["count"] = strconv.Itoa(e.Count)

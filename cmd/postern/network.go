@@ -121,7 +121,7 @@ func permitEnd(p client.Permit) string {
 }
 
 // networkVerbs are how the verbs of entries about a sandbox's network begin.
-var networkVerbs = []string{"egress.", string(audit.SecretMisdirected), string(audit.SecretMasked)}
+var networkVerbs = []string{"egress.", string(audit.SecretMisdirected), string(audit.SecretMasked), string(audit.SecretStayed)}
 
 // networkLog prints the entries about the network of a sandbox.
 func networkLog(ctx context.Context, l *local, out *output, id string, limit int, follow bool) error {

@@ -22,8 +22,11 @@ const secretHelp = `
 A secret is a credential that programs in sandboxes use and never have. A
 program has a sentinel instead, such as pst_4xk…, in an environment variable or
 not at all. The server replaces it by the value in HTTPS requests to the hosts
-that the secret belongs to, and nowhere else. A sentinel that is sent to another
-host is refused and on the record.
+that the secret belongs to, in the header fields that the secret lists:
+Authorization and the field that the host is known to use, unless --header says
+otherwise. Everywhere else in a request the sentinel is text: a model that reads
+it cannot tell the value, because its host never gets the value there. In such a
+field to another host it is refused and on the record.
 
 A secret without --host is only put where the rules of a sandbox name it:
 network.rules with ${e2b.secrets.NAME}. Attach one to a sandbox with metadata
@@ -39,6 +42,7 @@ type secretFlags struct {
 	hosts    []string
 	env      string
 	approval string
+	headers  []string
 	aws      string // access key ID
 	token    string // file of the session token
 }
@@ -100,6 +104,7 @@ func secretCommand() *command {
 	settings := func(fs *pflag.FlagSet) {
 		fs.Var(&list{values: &f.hosts}, "host", "`host` or *.host that may get the value; may be repeated, at most 10")
 		fs.StringVar(&f.env, "env", "", "environment `variable` of sandboxes to which it is attached (default: the name in capitals)")
+		fs.Var(&list{values: &f.headers}, "header", "header `field` that may have the value; may be repeated, at most 10 (default: Authorization, and the field that the hosts are known to use)")
 		fs.StringVar(&f.approval, "approval", "", "`when` a person is asked: always, for the first use of each sandbox (first), or never (default: never)")
 	}
 	named := func(do func(ctx context.Context, l *local, name string, out *output) error) runner {
@@ -125,7 +130,7 @@ func secretCommand() *command {
 				example: "printf %s \"$GITHUB_TOKEN\" | postern secret create github --host api.github.com\npostern secret create s3 --aws AKIAIOSFODNN7EXAMPLE --host '*.amazonaws.com' --file key",
 				flags:   func(fs *pflag.FlagSet) { source(fs); settings(fs) },
 				run: named(func(ctx context.Context, l *local, name string, out *output) error {
-					n := api.NewSecret{Name: name, Kind: api.SecretPlain, Hosts: f.hosts, Env: f.env, Approval: f.approval}
+					n := api.NewSecret{Name: name, Kind: api.SecretPlain, Hosts: f.hosts, Env: f.env, Approval: f.approval, Headers: f.headers}
 					if f.aws != "" {
 						n.Kind = api.SecretAWS
 					}
@@ -153,7 +158,7 @@ func secretCommand() *command {
 					}
 					rows := [][]string{{"NAME", "KIND", "HOSTS", "ENV", "APPROVAL", "VERSION", "CHANGED", "LAST USED"}}
 					for _, s := range all {
-						rows = append(rows, []string{s.Name, s.Kind, hostsOf(s), envOf(s), s.Approval, strconv.FormatInt(s.Version, 10), ago(s.UpdatedAt), agoOrNever(s.LastUsedAt)})
+						rows = append(rows, []string{s.Name, s.Kind, hostsOf(s), strings.Join(s.Headers, ", "), placeLines(s), envOf(s), s.Approval, strconv.FormatInt(s.Version, 10), ago(s.UpdatedAt), agoOrNever(s.LastUsedAt)})
 					}
 					return out.rows(all, rows)
 				}),
@@ -192,7 +197,7 @@ func secretCommand() *command {
 				}),
 			},
 			{
-				use: "update NAME", short: "change hosts, environment variable or approval", facts: true,
+				use: "update NAME", short: "change hosts, header fields, environment variable or approval", facts: true,
 				flags: settings,
 				run: named(func(ctx context.Context, l *local, name string, out *output) error {
 					var ch api.SecretChange
@@ -201,6 +206,9 @@ func secretCommand() *command {
 					}
 					if f.env != "" {
 						ch.Env = &f.env
+					}
+					if len(f.headers) > 0 {
+						ch.Headers = &f.headers
 					}
 					if f.approval != "" {
 						ch.Approval = &f.approval
@@ -212,6 +220,8 @@ func secretCommand() *command {
 					return printSecret(out, s)
 				}),
 			},
+			openPlaceCommand(&c),
+			closePlaceCommand(&c),
 			{
 				use: "delete NAME", short: "delete a secret; what stands for it in sandboxes is worth nothing then",
 				run: named(func(ctx context.Context, l *local, name string, out *output) error {
@@ -260,6 +270,7 @@ func printSecret(out *output, s api.Secret) error {
 id         %s
 kind       %s
 hosts      %s
+headers    %s%s
 env        %s
 approval   %s
 version    %d, %s

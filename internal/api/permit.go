@@ -76,7 +76,7 @@ type NetworkProposalList struct {
 // A Denial is a refusal by the wall. Part of its text comes from the sandbox.
 type Denial struct {
 	Time   time.Time `json:"time"`
-	Kind   string    `json:"kind"`             // request, connection, dns, cut, secret.misdirected or a protocol
+	Kind   string    `json:"kind"`             // request, connection, dns, cut, secret.misdirected, placeholder or a protocol
 	Host   string    `json:"host"`             // name, or address and port
 	Method string    `json:"method,omitempty"` // of a request
 	Path   string    `json:"path,omitempty"`   // of a request, without the query

@@ -24,6 +24,8 @@ type Secret struct {
 	Hosts      []string          `json:"hosts"`    // hosts and *.hosts; empty: the rules of sandboxes alone
 	Env        string            `json:"env"`      // environment variable of sandboxes to which it is attached
 	Approval   string            `json:"approval"` // always, first or never
+	Headers    []string          `json:"headers"`  // header fields that may have the value
+	Places     []SecretPlace     `json:"places"`   // other places in requests that an owner has opened
 	Metadata   map[string]string `json:"metadata"`
 	Version    int64             `json:"version"` // of the value, from 1
 	CreatedAt  time.Time         `json:"created_at"`
@@ -31,6 +33,16 @@ type Secret struct {
 	UpdatedAt  time.Time         `json:"updated_at"`
 	RotatedAt  *time.Time        `json:"rotated_at"`   // nil: never
 	LastUsedAt *time.Time        `json:"last_used_at"` // to the minute; nil: never
+}
+
+// A SecretPlace is a place in requests, beside header fields, where the value of a
+// secret may stand if the placeholder is all of it.
+type SecretPlace struct {
+	Host   string `json:"host"`           // "host" or "*.host"
+	Method string `json:"method"`         // upper case
+	Path   string `json:"path"`           // escaped; a * at its end stands for anything; in the path with one {secret}
+	In     string `json:"in"`             // path, query, cookie, form or json
+	Name   string `json:"name,omitempty"` // of the parameter, cookie or field; for json a JSON Pointer; empty for path
 }
 
 // A SecretList is the secrets of the project, by name.
@@ -61,6 +73,8 @@ type NewSecret struct {
 	Hosts    []string          `json:"hosts,omitempty"`
 	Env      string            `json:"env,omitempty"`      // empty means the name in capitals
 	Approval string            `json:"approval,omitempty"` // empty means never
+	Headers  []string          `json:"headers,omitempty"`  // empty means Authorization, and the field that the hosts are known to use
+	Places   []SecretPlace     `json:"places,omitempty"`
 	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
@@ -69,5 +83,7 @@ type SecretChange struct {
 	Hosts    *[]string         `json:"hosts,omitempty"`
 	Env      *string           `json:"env,omitempty"`
 	Approval *string           `json:"approval,omitempty"`
+	Headers  *[]string         `json:"headers,omitempty"`
+	Places   *[]SecretPlace    `json:"places,omitempty"`
 	Metadata map[string]string `json:"metadata,omitempty"`
 }

@@ -215,6 +215,9 @@ const (
 	SecretDelete      Verb = "secret.delete"
 	SecretMisdirected Verb = "secret.misdirected"
 	SecretMasked      Verb = "secret.masked"
+	SecretStayed      Verb = "secret.placeholder"
+	SecretOpen        Verb = "secret.open"
+	SecretClose       Verb = "secret.close"
 
 	SendingSuspend Verb = "sending.suspend"
 	SendingLift    Verb = "sending.lift"
@@ -492,6 +495,9 @@ var verbs = map[Verb]verbRow{
 	SecretRotate:      {Notice, "secret replaced"},
 	SecretDelete:      {Notice, "secret deleted"},
 	SecretMasked:      {Warning, "value of a secret in a server's answer; masked"},
+	SecretStayed:      {Info, "placeholder of a secret sent as text, where no value goes"},
+	SecretOpen:        {Warning, "a place in requests was opened for the value of a secret"},
+	SecretClose:       {Info, "a place in requests was closed for the value of a secret"},
 	SecretMisdirected: {Error, "secret sent to a host that it does not belong to; refused"},
 
 	SendingSuspend: {Warning, "sending suspended for its reputation"},

@@ -224,6 +224,9 @@ var sayings = map[audit.Verb]saying{
 	audit.SecretRotate:      {"lock", "{who} replaced the secret {b:name}.", "access", "accent"},
 	audit.SecretDelete:      {"lock", "{who} deleted the secret {b:name}.", "access", "accent"},
 	audit.SecretMisdirected: {"lock", "{who} tried to send a secret to {host}, where it does not belong[: {reason}].", "refused", "bad"},
+	audit.SecretStayed:      {"lock", "{who} sent the placeholder of a secret to {host} as text[: {reason}].", "", ""},
+	audit.SecretOpen:        {"lock", "{who} opened a place for the value of {name}: {place}.", "opened", "warn"},
+	audit.SecretClose:       {"lock", "{who} closed a place for the value of {name}: {place}.", "", ""},
 	audit.SecretMasked:      {"lock", "An answer of {host} to {who} had a secret in it; it was masked[: {reason}].", "masked", "warn"},
 
 	audit.SendingSuspend: {"stop", "Sending was suspended[: {q:reason}].", "stopped", "bad"},

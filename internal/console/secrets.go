@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"postern/internal/auth"
+	"postern/internal/inject"
 	"postern/internal/secret"
 )
 
@@ -59,6 +60,22 @@ func (s secretHandlers) showList(w http.ResponseWriter, r *http.Request, who aut
 // hostList returns the hosts in a form, separated by commas, spaces or lines.
 func hostList(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r <= ' ' })
+}
+
+// placeList returns the places in a form, a line each.
+func placeList(text string) (*[]inject.Place, error) {
+	places := []inject.Place{}
+	for line := range strings.Lines(text) {
+		if strings.TrimSpace(line) == "" {
+			continue
+		}
+		p, err := secret.ParsePlace(line)
+		if err != nil {
+			return nil, err
+		}
+		places = append(places, p)
+	}
+	return &places, nil
 }
 
 // valueOf returns the value in a form, without a line end: a browser sends one that was
@@ -146,6 +163,15 @@ func (s secretHandlers) change(w http.ResponseWriter, r *http.Request, who auth.
 		if r.PostForm.Has("env") { // the page of an AWS pair has none
 			env := strings.TrimSpace(r.PostForm.Get("env"))
 			ch.Env = &env
+		}
+		if r.PostForm.Has("headers") {
+			headers := hostList(r.PostForm.Get("headers"))
+			ch.Headers = &headers
+		}
+		if r.PostForm.Has("places") {
+			if ch.Places, err = placeList(r.PostForm.Get("places")); err != nil {
+				break
+			}
 		}
 		_, err = ss.Update(ctx, who, id, ch)
 	case "delete":

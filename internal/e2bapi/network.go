@@ -36,6 +36,13 @@ type networkRule struct {
 // networkTransform is what a rule does to requests.
 type networkTransform struct {
 	Headers map[string]string `json:"headers,omitempty"`
+	Only    *networkOnly      `json:"only,omitempty"` // Postern's own
+}
+
+// networkOnly bounds the requests that a rule is about, and drops other credentials.
+type networkOnly struct {
+	Methods []string `json:"methods,omitempty"`
+	Paths   []string `json:"paths,omitempty"`
 }
 
 // iam is E2B's object of that name.
@@ -95,6 +102,9 @@ func (s *Server) addRules(e *policy.Egress, who auth.Principal, rules map[string
 			var p policy.Rule
 			if r != nil && r.Transform != nil {
 				p.Headers = r.Transform.Headers
+				if o := r.Transform.Only; o != nil {
+					p.Only = &policy.Only{Methods: o.Methods, Paths: o.Paths}
+				}
 			}
 			given[domain] = append(given[domain], p)
 		}
@@ -126,8 +136,11 @@ func networkOf(e policy.Egress) map[string]any {
 			rules[domain] = []networkRule{}
 			for _, r := range list {
 				var n networkRule
-				if r.Headers != nil {
+				if r.Headers != nil || r.Only != nil {
 					n.Transform = &networkTransform{Headers: r.Headers}
+				}
+				if r.Only != nil {
+					n.Transform.Only = &networkOnly{Methods: r.Only.Methods, Paths: r.Only.Paths}
 				}
 				rules[domain] = append(rules[domain], n)
 			}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/inject"
 	"postern/internal/policy"
 	"postern/internal/secret"
 )
@@ -23,6 +24,8 @@ const (
 	envMetadata      = "postern.env"      // environment variable
 	approvalMetadata = "postern.approval" // always, first, never
 	kindMetadata     = "postern.kind"     // value, aws; only at create
+	headersMetadata  = "postern.headers"  // header fields that may have the value, between commas
+	placesMetadata   = "postern.places"   // other places, each as "SPOT METHOD HOST/PATH", between semicolons
 	ownMetadata      = "postern."
 )
 
@@ -94,9 +97,25 @@ func secretFields(metadata map[string]string) (c secret.Change, kind secret.Kind
 			c.Approval = new(secret.Approval(value))
 		case kindMetadata:
 			kind = secret.Kind(value)
+		case headersMetadata:
+			headers := strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' })
+			c.Headers = &headers
+		case placesMetadata:
+			places := []inject.Place{}
+			for text := range strings.SplitSeq(value, ";") {
+				if strings.TrimSpace(text) == "" {
+					continue
+				}
+				p, err := secret.ParsePlace(text)
+				if err != nil {
+					return c, "", fmt.Errorf("metadata[%q]: %w", key, err)
+				}
+				places = append(places, p)
+			}
+			c.Places = &places
 		default:
 			if strings.HasPrefix(key, ownMetadata) {
-				return c, "", fmt.Errorf("%w: metadata[%q]: want %s, %s, %s or %s", errRequest, key, hostsMetadata, envMetadata, approvalMetadata, kindMetadata)
+				return c, "", fmt.Errorf("%w: metadata[%q]: want %s, %s, %s, %s, %s or %s", errRequest, key, hostsMetadata, envMetadata, approvalMetadata, kindMetadata, headersMetadata, placesMetadata)
 			}
 			c.Metadata[key] = value
 		}
@@ -142,6 +161,16 @@ func secretInfo(c secret.Secret) map[string]any {
 	if c.Approval != secret.Never {
 		metadata[approvalMetadata] = string(c.Approval)
 	}
+	if len(c.Headers) > 0 {
+		metadata[headersMetadata] = strings.Join(c.Headers, ",")
+	}
+	if len(c.Places) > 0 {
+		texts := make([]string, len(c.Places))
+		for i, p := range c.Places {
+			texts[i] = p.String()
+		}
+		metadata[placesMetadata] = strings.Join(texts, "; ")
+	}
 	if c.Kind != secret.Plain {
 		metadata[kindMetadata] = string(c.Kind)
 	}
@@ -181,6 +210,12 @@ func (s *Server) createSecret(w http.ResponseWriter, r *http.Request, who auth.P
 	}
 	if ch.Approval != nil {
 		set.Approval = *ch.Approval
+	}
+	if ch.Headers != nil {
+		set.Headers = *ch.Headers
+	}
+	if ch.Places != nil {
+		set.Places = *ch.Places
 	}
 	c, err := ss.Create(r.Context(), who, b.Name, kind, v, set)
 	if err != nil {

@@ -18,7 +18,7 @@ const maxDenials = 100
 // from the sandbox. It is printable ASCII of bounded length.
 type Denial struct {
 	Time   time.Time `json:"time"`
-	Kind   string    `json:"kind"`             // "request", "misdirected", "cut", "connection", "dns" or a protocol
+	Kind   string    `json:"kind"`             // "request", "misdirected", "placeholder", "cut", "connection", "dns" or a protocol
 	Host   string    `json:"host"`             // name, or address and port if there is none
 	Method string    `json:"method,omitempty"` // of a request
 	Path   string    `json:"path,omitempty"`   // of a request, without the query
@@ -87,6 +87,13 @@ func (a *attached) reportRequest(ctx context.Context, e inspect.Event) {
 	case inspect.Masked:
 		out.Kind = Masked
 		a.ledger.addLater(ctx, out, func() {})
+		return
+	case inspect.Stayed:
+		out.Kind, out.Status = Stayed, e.Status
+		a.ledger.addLater(ctx, out, func() {})
+		if e.Status >= 400 { // the program wonders why
+			a.denials.add(Denial{Kind: string(e.Kind), Host: e.Host, Method: e.Method, Path: e.Path, Reason: e.Reason})
+		}
 		return
 	case inspect.Misdirected:
 		out.Kind = Misdirected

@@ -23,7 +23,8 @@ const (
 	Repeated  Kind = "repeated"  // suppressed repeats, as a count
 	Requested Kind = "request"   // an inspected HTTP request, forwarded and answered
 
-	Misdirected Kind = "misdirected" // an inspected request, refused since it has the placeholder of a secret that does not belong there
+	Misdirected Kind = "misdirected" // an inspected request, refused since it has the placeholder of a secret, as a credential, that does not belong there
+	Stayed      Kind = "placeholder" // an inspected request, forwarded with the placeholder of a secret as text
 	Masked      Kind = "masked"      // the answer to an inspected request had the value of a secret, which was masked
 )
 
@@ -47,11 +48,14 @@ type Event struct {
 	Action string // ID of the action that a person decides on, if any
 }
 
+// allowed reports whether an event of this kind is of something that was allowed.
+func (k Kind) allowed() bool { return k == Connected || k == Requested || k == Stayed }
+
 // A ledger writes a sandbox's events to the record and limits their number. The
 // attack: a program that tries in a loop fills the disk, or the memory of this
 // process. In one window each distinct event is written once, and at most max
-// events are written. Events of the kinds Connected and Requested have limits of
-// their own, so that allowed connections and requests cannot keep refused ones off
+// events are written. Events of the kinds Connected, Requested and Stayed have limits
+// of their own, so that allowed connections and requests cannot keep refused ones off
 // the record. At the end of the window one Repeated event carries the counts.
 type ledger struct {
 	log   *slog.Logger
@@ -63,7 +67,7 @@ type ledger struct {
 	window time.Duration
 	timer  *time.Timer // nil if no window is open
 	seen   map[eventKey]*seenEvent
-	made   map[Kind]int // how many of seen are Connected, and Requested
+	made   map[Kind]int // how many of seen are of each kind with a limit of its own
 	over   overflow
 	closed bool
 	wg     sync.WaitGroup // writes in progress
@@ -180,7 +184,7 @@ func (l *ledger) put(ctx context.Context, s *seenEvent, e Event) {
 	defer l.mu.Unlock()
 	if k := keyOf(e); l.seen[k] == s {
 		delete(l.seen, k)
-		if e.Kind == Connected || e.Kind == Requested {
+		if e.Kind.allowed() {
 			l.made[e.Kind]--
 		}
 	}
@@ -208,6 +212,9 @@ func keyOf(e Event) eventKey {
 	if e.Method != "" {
 		k.what = clip(e.Method + " " + e.URL)
 	}
+	if e.Kind == Stayed && e.Status >= 400 {
+		k.what += " " // it says more than one whose request succeeded
+	}
 	return k
 }
 
@@ -224,8 +231,8 @@ func (l *ledger) note(ctx context.Context, e Event) (s *seenEvent, first, ok boo
 		s.repeats++
 		return s, false, true
 	}
-	n := len(l.seen) - l.made[Connected] - l.made[Requested]
-	own := e.Kind == Connected || e.Kind == Requested
+	n := len(l.seen) - l.made[Connected] - l.made[Requested] - l.made[Stayed]
+	own := e.Kind.allowed()
 	if own {
 		n = l.made[e.Kind]
 	}

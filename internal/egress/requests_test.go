@@ -17,6 +17,7 @@ import (
 	"net/http/httptest"
 	"net/http/httptrace"
 	"net/textproto"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -76,7 +77,10 @@ func (j *judge) Made(_ context.Context, _ auth.Principal, r *outgoing.Request, r
 }
 
 // vault has one secret, for the host example.com.
-type vault struct{ hosts []string }
+type vault struct {
+	hosts  []string
+	places []inject.Place
+}
 
 const (
 	sentinel    = "pst_abcdefghijklmnopqrstuvwxyz234567abcdefgh"
@@ -84,7 +88,7 @@ const (
 )
 
 func (v vault) Bound(context.Context, auth.Principal, *policy.Egress) ([]inject.Secret, error) {
-	return []inject.Secret{{ID: "sec_1", Name: "github", Sentinel: sentinel, Hosts: v.hosts, Kind: inject.KindValue}}, nil
+	return []inject.Secret{{ID: "sec_1", Name: "github", Sentinel: sentinel, Hosts: v.hosts, Places: v.places, Kind: inject.KindValue}}, nil
 }
 
 func (vault) Open(context.Context, auth.Principal, string) (inject.Value, error) {
@@ -401,7 +405,7 @@ func (c *counted) Read(p []byte) (int, error) {
 // a secret that the server sends back is masked.
 func TestInspectedWebSocketsPass(t *testing.T) {
 	var key string
-	w := newInspected(t, inspect.Config{Secrets: vault{[]string{"example.com"}}}, func(rw http.ResponseWriter, r *http.Request) {
+	w := newInspected(t, inspect.Config{Secrets: vault{hosts: []string{"example.com"}}}, func(rw http.ResponseWriter, r *http.Request) {
 		key = r.Header.Get("Authorization")
 		if r.Header.Get("Upgrade") != "websocket" || r.Header.Get("Sec-Websocket-Extensions") != "" {
 			http.Error(rw, "no", 400)
@@ -439,7 +443,10 @@ func TestInspectedWebSocketsPass(t *testing.T) {
 func TestSecretsAreOnTheWireAndNotInTheSandbox(t *testing.T) {
 	versions(t, func(t *testing.T, h2 bool) {
 		var got []string
-		w := newInspected(t, inspect.Config{Secrets: vault{[]string{"example.com"}}}, func(rw http.ResponseWriter, r *http.Request) {
+		w := newInspected(t, inspect.Config{Secrets: vault{[]string{"example.com"}, []inject.Place{
+			{Host: "example.com", Method: "POST", Path: "/*", In: inject.InQuery, Name: "key"},
+			{Host: "example.com", Method: "POST", Path: "/*", In: inject.InJSON, Name: "/token"},
+		}}}, func(rw http.ResponseWriter, r *http.Request) {
 			b, _ := io.ReadAll(r.Body)
 			got = []string{r.Header.Get("Authorization"), r.URL.Query().Get("key"), string(b), r.Header.Get("Accept-Encoding"), r.Header.Get("Range")}
 			rw.Header().Set("X-Echo", r.Header.Get("Authorization"))
@@ -481,7 +488,7 @@ func TestSecretsAreOnTheWireAndNotInTheSandbox(t *testing.T) {
 
 func TestSentinelsThatDoNotBelongAreRefusedAndRecorded(t *testing.T) {
 	j := &judge{all: true}
-	w := newInspected(t, inspect.Config{Secrets: vault{[]string{"example.com"}}, Judge: j}, func(rw http.ResponseWriter, r *http.Request) {
+	w := newInspected(t, inspect.Config{Secrets: vault{hosts: []string{"example.com"}}, Judge: j}, func(rw http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 	}, nil)
 	w.web(site + ":80")
@@ -494,11 +501,8 @@ func TestSentinelsThatDoNotBelongAreRefusedAndRecorded(t *testing.T) {
 		kind                    Kind
 	}{
 		{"another host", "GET", "https://www.example.com/", "", []string{"Authorization", "Bearer " + sentinel}, Misdirected},
-		{"another host, in the query", "GET", "https://www.example.com/query?k=" + sentinel, "", nil, Misdirected},
-		{"another host, in the body", "POST", "https://www.example.com/form", "k=" + sentinel, []string{"Content-Type", "application/x-www-form-urlencoded"}, Misdirected},
-		{"an unknown one", "GET", "https://example.com/", "", []string{"X-Key", other}, Misdirected},
-		{"in clear text", "GET", "http://example.com/", "", []string{"X-Key", sentinel}, Misdirected},
-		{"late in a long body", "POST", "https://example.com/", strings.Repeat(" ", 2<<20) + sentinel, nil, Denied},
+		{"an unknown one", "GET", "https://example.com/", "", []string{"Authorization", other}, Misdirected},
+		{"in clear text", "GET", "http://example.com/", "", []string{"Authorization", sentinel}, Misdirected},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := len(w.record())
@@ -513,6 +517,105 @@ func TestSentinelsThatDoNotBelongAreRefusedAndRecorded(t *testing.T) {
 				t.Errorf("got denials %+v", d)
 			}
 		})
+	}
+}
+
+// TestPlaceholdersOfATranscriptReachTheirHostAsText: an agent prints its environment
+// and sends the transcript to the model. The attack: the model says the value back,
+// spelled, which no mask finds. So the value must not be in the transcript, and the
+// session must go on.
+func TestPlaceholdersOfATranscriptReachTheirHostAsText(t *testing.T) {
+	versions(t, func(t *testing.T, h2 bool) {
+		var got struct{ key, body, query, trailer, encoding string }
+		w := newInspected(t, inspect.Config{Secrets: vault{hosts: []string{"example.com"}}}, func(rw http.ResponseWriter, r *http.Request) {
+			b, _ := io.ReadAll(r.Body)
+			got.key, got.body, got.query, got.trailer, got.encoding = r.Header.Get("Authorization"), string(b), r.URL.RawQuery, r.Trailer.Get("X-Sum"), r.Header.Get("Content-Encoding")
+			if r.URL.Path == "/token" {
+				rw.WriteHeader(http.StatusUnauthorized)
+			}
+		}, nil)
+		c := w.client(w.box("i1", policy.Egress{Internet: true, Secrets: []string{"github"}}), h2)
+		var zipped bytes.Buffer
+		z := gzip.NewWriter(&zipped)
+		_, _ = io.WriteString(z, sentinel)
+		_ = z.Close()
+		for _, tc := range []struct {
+			name, path, body string
+			header           []string
+			recorded         bool
+		}{
+			{"JSON", "/v1/messages", `{"content":"SPELL:` + sentinel + `"}`, []string{"Content-Type", "application/json"}, true},
+			{"JSON of more than a megabyte", "/v1/messages/long", `{"content":"` + strings.Repeat("x", 3<<20) + sentinel + `"}`, []string{"Content-Type", "application/json"}, true},
+			{"multipart", "/v1/files", "--x\r\nContent-Disposition: form-data; name=a\r\n\r\n" + sentinel + "\r\n--x--\r\n", []string{"Content-Type", "multipart/form-data; boundary=x"}, true},
+			{"form", "/token", "client_secret=" + sentinel, []string{"Content-Type", "application/x-www-form-urlencoded"}, true},
+			{"query", "/search?q=" + sentinel, "", nil, true},
+			{"gzip", "/v1/gzip", zipped.String(), []string{"Content-Encoding", "gzip", "Content-Type", "application/json"}, false},
+		} {
+			n := len(w.record())
+			resp, answer := do(t, c, "POST", "https://example.com"+tc.path, tc.body, append(tc.header, "Authorization", "Bearer "+sentinel)...)
+			if resp.Header.Get("Postern-Denial") != "" {
+				t.Errorf("%s: refused with %d: %s", tc.name, resp.StatusCode, answer)
+			}
+			if got.key != "Bearer "+secretValue || got.body != tc.body || strings.Contains(got.query, secretValue) {
+				t.Errorf("%s: the server got %q, a body of %d bytes that is the sent one: %v, and the query %q", tc.name, got.key, len(got.body), got.body == tc.body, got.query)
+			}
+			if !tc.recorded {
+				continue
+			}
+			w.wait(tc.name, func(e Event) bool { return e.Kind == Stayed && slices.Contains(w.record()[n:], e) })
+		}
+		// The server refused the form: the record names the command that opens its field.
+		w.wait("command", func(e Event) bool {
+			return e.Kind == Stayed && e.Status == http.StatusUnauthorized && strings.Contains(e.Reason, "postern secret open github 'form:client_secret' POST 'example.com/token'")
+		})
+	})
+}
+
+// TestCommandsInTheRecordHaveNoTextOfPrograms: an operator pastes the command that the
+// record names. The attack: the name of a field is a command of the program's.
+func TestCommandsInTheRecordHaveNoTextOfPrograms(t *testing.T) {
+	w := newInspected(t, inspect.Config{Secrets: vault{hosts: []string{"example.com"}}}, func(rw http.ResponseWriter, _ *http.Request) {
+		rw.WriteHeader(http.StatusBadRequest)
+	}, nil)
+	c := w.client(w.box("i1", policy.Egress{Internet: true, Secrets: []string{"github"}}), false)
+	for i, name := range []string{"a';id;'", "a b", "$(id)", "`id`", "a\u202eb"} {
+		do(t, c, "POST", fmt.Sprintf("https://example.com/%d?%s=%s", i, url.QueryEscape(name), sentinel), "")
+		w.wait(name, func(e Event) bool {
+			return e.Kind == Stayed && strings.HasSuffix(e.URL, fmt.Sprintf("/%d", i)) && !strings.Contains(e.Reason, "postern secret open ")
+		})
+	}
+}
+
+// TestARuleWithOnly: a rule puts a key on requests to a model. The attack: code uses
+// the key for another path of the host, or brings a key of its own along.
+func TestARuleWithOnlyDropsOtherCredentialsAndBoundsRequests(t *testing.T) {
+	var got http.Header
+	var query string
+	w := newInspected(t, inspect.Config{Secrets: vault{hosts: []string{"example.com"}}}, func(_ http.ResponseWriter, r *http.Request) {
+		got, query = r.Header.Clone(), r.URL.RawQuery
+	}, nil)
+	e := ruled(map[string]string{"X-Api-Key": "${e2b.secrets.github}"})
+	e.Rules["example.com"][0].Only = &policy.Only{Methods: []string{"POST"}, Paths: []string{"/v1/messages", "/v1/messages/*"}}
+	c := w.client(w.box("i1", e), false)
+	resp, answer := do(t, c, "POST", "https://example.com/v1/messages/count?beta=true&key=own&access_token=own&max_tokens=5", "{}",
+		"Authorization", "Bearer own", "x-api-key", "own", "Api-Key", "own", "Cookie", "session=own", "X-Auth-Token", "own", "X-Goog-Api-Key", "own", "X_Api_Key", "own",
+		"Anthropic-Version", "2023-06-01", "Idempotency-Key", "k1", "Content-Type", "application/json")
+	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusBadRequest {
+		t.Fatalf("got %d %s", resp.StatusCode, answer)
+	}
+	for name, values := range got {
+		if slices.Contains(values, "own") || strings.Contains(fmt.Sprint(values), "=own") {
+			t.Errorf("the server got %s: %q", name, values)
+		}
+	}
+	if got.Get("X-Api-Key") != secretValue || got.Get("Anthropic-Version") == "" || got.Get("Idempotency-Key") != "k1" || query != "beta=true&max_tokens=5" {
+		t.Errorf("the server got %v and the query %q", got, query)
+	}
+	for _, tc := range [][2]string{{"GET", "/v1/messages"}, {"POST", "/v1/organizations/api_keys"}, {"POST", "/v1/messagesx"}, {"DELETE", "/v1/messages/1"}} {
+		got = nil
+		if resp, answer := do(t, c, tc[0], "https://example.com"+tc[1], ""); resp.StatusCode != http.StatusForbidden || got != nil || !strings.Contains(answer, "allows POST of /v1/messages") {
+			t.Errorf("%s %s: got %d %s", tc[0], tc[1], resp.StatusCode, answer)
+		}
 	}
 }
 
@@ -746,7 +849,7 @@ func TestHeldRequestsAreMadeExactlyAsTheyWereShown(t *testing.T) {
 			return policy.Verdict{Effect: policy.Deny, Action: "act_1", Reason: "it waits"}
 		}
 		var got string
-		w := newInspected(t, inspect.Config{Judge: j, Secrets: vault{[]string{"example.com"}}}, func(_ http.ResponseWriter, r *http.Request) {
+		w := newInspected(t, inspect.Config{Judge: j, Secrets: vault{hosts: []string{"example.com"}}}, func(_ http.ResponseWriter, r *http.Request) {
 			b, _ := io.ReadAll(r.Body)
 			got = r.Header.Get("Authorization") + string(b)
 		}, nil)
@@ -900,17 +1003,16 @@ func TestWithoutAnAuthorityNothingIsTerminated(t *testing.T) {
 // host, another without any secret reads it.
 func TestStoredSecretsAreMaskedLater(t *testing.T) {
 	var stored string
-	w := newInspected(t, inspect.Config{Secrets: vault{[]string{"example.com"}}}, func(rw http.ResponseWriter, r *http.Request) {
+	w := newInspected(t, inspect.Config{Secrets: vault{[]string{"example.com"}, []inject.Place{{Host: "example.com", Method: "POST", Path: "/notes", In: inject.InForm, Name: "text"}}}}, func(rw http.ResponseWriter, r *http.Request) {
 		if r.Method == "POST" {
-			b, _ := io.ReadAll(r.Body)
-			stored = string(b)
+			stored = r.PostFormValue("text")
 			return
 		}
 		io.WriteString(rw, stored)
 	}, nil)
 	b := w.box("i1", policy.Egress{Internet: true, Secrets: []string{"github"}})
 	c := w.client(b, false)
-	if resp, answer := do(t, c, "POST", "https://example.com/notes", sentinel, "Content-Type", "text/plain"); resp.StatusCode != 200 || stored != secretValue {
+	if resp, answer := do(t, c, "POST", "https://example.com/notes", "text="+sentinel, "Content-Type", "application/x-www-form-urlencoded"); resp.StatusCode != 200 || stored != secretValue {
 		t.Fatalf("got %d %q; the server has %q", resp.StatusCode, answer, stored)
 	}
 	if _, answer := do(t, c, "GET", "https://example.com/notes", "", "Range", "bytes=0-3"); answer != strings.Repeat("*", len(secretValue)) && !strings.HasSuffix(answer, "***") || strings.Contains(answer, secretValue) {

@@ -23,7 +23,7 @@ import (
 // process and share its cores.
 func BenchmarkInspect(b *testing.B) {
 	const chunk = 64 << 20
-	w := newInspected(b, inspect.Config{Secrets: vault{[]string{"example.com"}}}, func(rw http.ResponseWriter, r *http.Request) {
+	w := newInspected(b, inspect.Config{Secrets: vault{hosts: []string{"example.com"}}}, func(rw http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/down":
 			buf := make([]byte, 256<<10)

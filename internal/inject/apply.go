@@ -12,16 +12,14 @@ import (
 )
 
 var (
-	errControl    = errors.New("its value has a control character, which a header cannot have; store it without line breaks")
-	errUTF8       = errors.New("its value is not UTF-8 and cannot be in JSON; store it as base64")
-	errCompressed = errors.New("the body is compressed, in which nothing can be replaced; send it without Content-Encoding")
-	errLength     = errors.New("the body's format has lengths in it, and value and sentinel differ in length; use a header")
-	errUserColon  = errors.New("its value has a colon, which a user name of Basic cannot have")
+	errControl   = errors.New("its value has a control character, which a header cannot have; store it without line breaks")
+	errUTF8      = errors.New("its value is not UTF-8 and cannot be in JSON; store it as base64")
+	errUserColon = errors.New("its value has a colon, which a user name of Basic cannot have")
 )
 
-// Apply replaces the sentinels of r by the values, which have the secrets' IDs
-// as keys, each in the encoding of its place, and signs AWS requests anew. It
-// changes r. After an error r must not be sent.
+// Apply replaces those sentinels of r that [Find] lists as uses by the values, which
+// have the secrets' IDs as keys, each in the encoding of its place, and signs AWS
+// requests anew. It changes r. After an error r must not be sent.
 //
 // It replaces once: a value that looks like a sentinel stays.
 func Apply(r *outgoing.Request, secrets []Secret, values map[string]Value) error {
@@ -31,27 +29,39 @@ func Apply(r *outgoing.Request, secrets []Secret, values map[string]Value) error
 	unsigned := err
 	before := r.Body
 	changed := false
-	for _, p := range places(r) {
+	for _, p := range parts(r, secrets) {
 		hits := f.scan(p.text, p.syntax)
 		if len(hits) == 0 {
 			continue
 		}
-		if p.where == whereAWS && unsigned != nil {
-			return fmt.Errorf("sign request: %w", unsigned)
+		fates := make([]fate, len(hits))
+		put := false
+		for i, h := range hits {
+			fates[i] = p.resolve(h)
+			if fates[i].refused {
+				return fmt.Errorf("replace sentinels: %s has a sentinel that does not belong to %s", fates[i].where, r.Host)
+			}
+			put = put || fates[i].secret != nil
+			if fates[i].where == whereAWS && fates[i].secret != nil && unsigned != nil {
+				return fmt.Errorf("sign request: %w", unsigned)
+			}
 		}
-		text, err := replace(r, &p, hits, k, values)
+		if !put {
+			continue
+		}
+		text, err := replace(&p, hits, fates, values)
 		if err != nil {
 			return err
 		}
-		if p.where == "body" {
-			if !r.Whole {
-				return errors.New("replace sentinels: the body is too long to be replaced in; use a header")
-			}
-			changed = true
+		// What was put in is checked again: a known sentinel means that a value has one, or
+		// that one arose from a value and its neighbours.
+		if err := k.check(f, &p, text, hits, fates); err != nil {
+			return err
 		}
 		if err := p.put(text); err != nil {
-			return fmt.Errorf("replace sentinels: %s: %w", p.where, err)
+			return fmt.Errorf("replace sentinels: %w", err)
 		}
+		changed = changed || p.body
 	}
 	if changed {
 		r.Size = int64(len(r.Body))
@@ -60,32 +70,43 @@ func Apply(r *outgoing.Request, secrets []Secret, values map[string]Value) error
 		}
 	}
 	if signature != nil {
-		if s := k.usable(r, signature.AccessKey); s != nil && s.Kind == KindAWS {
+		if s := k.find[signature.AccessKey]; s != nil && s.Kind == KindAWS && signature.AccessKey == s.AccessKey {
 			if err := signature.sign(r, before, values[s.ID]); err != nil {
 				return fmt.Errorf("sign request with %s: %w", s.Name, err)
-			}
-		}
-	}
-	// What was put in is checked again: a known sentinel that is left means that
-	// a value has one, or that one arose from a value and its neighbours.
-	for _, p := range places(r) {
-		for _, h := range f.scan(p.text, p.syntax) {
-			if k[h.sentinel] != nil {
-				return fmt.Errorf("replace sentinels: one is left in %s", p.where)
 			}
 		}
 	}
 	return nil
 }
 
-// replace returns the text of p with values in place of hits.
-func replace(r *outgoing.Request, p *place, hits []hit, k known, values map[string]Value) ([]byte, error) {
+// check returns an error if text, in which sentinels of p were replaced, has more known
+// sentinels than those that stay.
+func (k known) check(f *finder, p *part, text []byte, hits []hit, fates []fate) error {
+	left := 0
+	for _, h := range f.scan(text, p.syntax) {
+		if k.find[h.sentinel] != nil {
+			left++
+		}
+	}
+	for i, h := range hits {
+		if fates[i].secret == nil && k.find[h.sentinel] != nil {
+			left--
+		}
+	}
+	if left > 0 {
+		return errors.New("replace sentinels: a value has a sentinel, or makes one with its neighbours")
+	}
+	return nil
+}
+
+// replace returns the text of p with values in place of the hits that have a secret.
+func replace(p *part, hits []hit, fates []fate, values map[string]Value) ([]byte, error) {
 	var out bytes.Buffer
 	at := 0
-	for _, h := range hits {
-		s := k.usable(r, h.sentinel)
-		if s == nil || p.fixed {
-			return nil, fmt.Errorf("replace sentinels: %s has a sentinel that does not belong to %s", p.where, r.Host)
+	for i, h := range hits {
+		s := fates[i].secret
+		if s == nil {
+			continue
 		}
 		v, ok := values[s.ID]
 		value := v.Value
@@ -97,7 +118,7 @@ func replace(r *outgoing.Request, p *place, hits []hit, k known, values map[stri
 		}
 		encoded, err := p.encode(value)
 		if err != nil {
-			return nil, fmt.Errorf("replace sentinels: put secret %s into %s: %w", s.Name, p.where, err)
+			return nil, fmt.Errorf("replace sentinels: put secret %s into %s: %w", s.Name, fates[i].where, err)
 		}
 		out.Write(p.text[at:h.start])
 		out.Write(encoded)
@@ -139,14 +160,6 @@ func encodePlain(v []byte) ([]byte, error) { return v, nil }
 func encodeUser(v []byte) ([]byte, error) {
 	if bytes.IndexByte(v, ':') >= 0 {
 		return nil, errUserColon
-	}
-	return v, nil
-}
-
-// sameLength is for formats in which the length of a text is written before it.
-func sameLength(v []byte) ([]byte, error) {
-	if len(v) != valueLength {
-		return nil, errLength
 	}
 	return v, nil
 }

@@ -5,6 +5,12 @@
 // [Find] lists those of a request, [Apply] replaces them, last of all, and
 // [Mask] overwrites values that a server sends back. The package is pure: it
 // asks nobody whether a secret may be used, and stores nothing.
+//
+// A value enters only the header fields that its secret lists, and the places that an
+// owner has opened ([Place]). Everywhere else a sentinel is text like any other. The
+// attack that this stops: a model is a server that gets what a program writes and
+// answers in its own words. A value in the body of a request to it comes back spelled,
+// and no mask sees that.
 package inject
 
 import (
@@ -44,8 +50,16 @@ type Secret struct {
 	// RuleHosts are the hosts whose rules in the sandbox's network name the
 	// secret. They give a secret without Hosts a place; they never add to Hosts.
 	RuleHosts []string
-	Kind      string // KindValue if empty
-	Approval  string // ApprovalAlways, ApprovalFirst or ApprovalNever
+	// Headers are the header fields that may have the value, canonical. If it is empty,
+	// [Fields] of the request's host says which.
+	Headers []string
+	// RuleHeaders are further header fields, if Headers is empty: those that the sandbox's
+	// rule for the request's host sets with this secret.
+	RuleHeaders []string
+	// Places are other places that an owner has opened.
+	Places   []Place
+	Kind     string // KindValue if empty
+	Approval string // ApprovalAlways, ApprovalFirst or ApprovalNever
 }
 
 // A Value is what a secret stands for. Whoever opened it wipes it.
@@ -78,65 +92,75 @@ func matches(pattern, host string) bool {
 }
 
 // A known finds the secret of a sentinel.
-type known map[string]*Secret
+type known struct {
+	secrets []Secret
+	find    map[string]*Secret
+}
 
 func index(secrets []Secret) known {
-	k := known{}
+	k := known{secrets, map[string]*Secret{}}
 	for i := range secrets {
 		s := &secrets[i]
 		if s.Sentinel != "" {
-			k[s.Sentinel] = s
+			k.find[s.Sentinel] = s
 		}
 		if s.AccessKey != "" {
-			k[s.AccessKey] = s
+			k.find[s.AccessKey] = s
 		}
 	}
 	return k
 }
 
-// usable returns the secret of a sentinel in r, or nil if the sentinel must not
-// leave in r.
-func (k known) usable(r *outgoing.Request, sentinel string) *Secret {
-	s := k[sentinel]
-	switch {
-	case s == nil || !s.Usable(r.Host):
-		return nil
-	case r.Scheme != "https":
-		return nil // everybody on the way would read it
-	case s.Kind == KindAWS && sentinel == s.Sentinel:
-		// A client signs with this key and never sends it. In a body it would be
-		// stored where the sandbox can read it.
-		return nil
-	}
-	return s
+// Found is what a request has of sentinels.
+type Found struct {
+	// Uses are those that are replaced.
+	Uses []outgoing.Use
+	// Foreign are those that stand where a credential stands and are of no use there:
+	// they belong to another host or another sandbox, or the request is not encrypted.
+	// Such a request must be refused.
+	Foreign []string
+	// Stays are those of the sandbox that leave as they are, each place once. A request
+	// is never refused because of them: an agent's transcript has the placeholder that
+	// the agent has seen, for as long as the session lives.
+	Stays []Stay
 }
 
-// Find lists the secrets whose sentinels r has. Uses are the ones that may leave
-// in r. Foreign are sentinels that may not: they belong to another host or
-// another sandbox, or are in a place where no value goes. Access key IDs that
-// are not known are not foreign, because a program may have its own.
+// A Stay is a sentinel that leaves as it is.
+type Stay struct {
+	Secret string // its name
+	Where  string // for a person
+	Open   *Place // by which it would be replaced, if an owner opened it; nil: there is none
+	Header string // the field that the secret would have to list; empty: there is none
+}
+
+// Find lists the secrets whose sentinels r has. Access key IDs that are not known are
+// left out, because a program may have its own. So are unknown sentinels in places
+// where no value goes.
 //
-// A body is searched as far as it was read, in its media type's encoding. A
-// sentinel in a compressed body is not found and leaves as it is.
-func Find(r *outgoing.Request, secrets []Secret) (uses []outgoing.Use, foreign []string) {
+// A body that is not whole is searched as far as it was read, and nothing in it is
+// replaced.
+func Find(r *outgoing.Request, secrets []Secret) Found {
 	k := index(secrets)
 	f := newFinder(secrets)
-	note := func(p *place) {
+	var out Found
+	for _, p := range parts(r, secrets) {
 		for _, h := range f.scan(p.text, p.syntax) {
-			s := k.usable(r, h.sentinel)
-			if s == nil || p.fixed {
-				foreign = append(foreign, h.sentinel)
-				continue
+			fate := p.resolve(h)
+			switch s := k.find[h.sentinel]; {
+			case fate.secret != nil:
+				out.Uses = append(out.Uses, outgoing.Use{ID: s.ID, Secret: s.Name, Sentinel: h.sentinel, Where: fate.where, Approval: s.Approval})
+			case fate.refused:
+				out.Foreign = append(out.Foreign, h.sentinel)
+			case s != nil && !slices.ContainsFunc(out.Stays, func(o Stay) bool { return o.Secret == s.Name && o.Where == fate.where }):
+				out.Stays = append(out.Stays, Stay{Secret: s.Name, Where: fate.where, Open: fate.open, Header: fate.header})
 			}
-			uses = append(uses, outgoing.Use{ID: s.ID, Secret: s.Name, Sentinel: h.sentinel, Where: p.where, Approval: s.Approval})
 		}
 	}
-	for _, p := range places(r) {
-		note(&p)
-	}
-	slices.SortFunc(uses, func(a, b outgoing.Use) int {
+	slices.SortFunc(out.Uses, func(a, b outgoing.Use) int {
 		return cmp.Or(cmp.Compare(a.Secret, b.Secret), cmp.Compare(a.Where, b.Where), cmp.Compare(a.Sentinel, b.Sentinel))
 	})
-	slices.Sort(foreign)
-	return slices.Compact(uses), slices.Compact(foreign)
+	out.Uses = slices.Compact(out.Uses)
+	slices.Sort(out.Foreign)
+	out.Foreign = slices.Compact(out.Foreign)
+	return out
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"postern/internal/outgoing"
 )
 
@@ -70,43 +72,74 @@ func TestSecretsGoOnlyToTheirHosts(t *testing.T) {
 	}
 }
 
-func TestSentinelsAreReplacedInTheEncodingOfTheirPlace(t *testing.T) {
-	value := string(testValues()["sec_a"].Value)
-	basic := func(s string) string { return "Basic " + base64.StdEncoding.EncodeToString([]byte(s)) }
+// places are opened for the secret github by the tests.
+func places() []Place {
+	const host = "api.example.com"
+	return []Place{
+		{Host: host, Method: "POST", Path: "/oauth/token", In: InForm, Name: "client_secret"},
+		{Host: host, Method: "POST", Path: "/oauth/token", In: InJSON, Name: "/client/secret"},
+		{Host: host, Method: "POST", Path: "/oauth/token", In: InJSON, Name: "/keys/1"},
+		{Host: host, Method: "POST", Path: "/v1/*", In: InQuery, Name: "key"},
+		{Host: host, Method: "POST", Path: "/v1/*", In: InCookie, Name: "sid"},
+		{Host: host, Method: "POST", Path: "/bot{secret}/*", In: InPath},
+		{Host: host, Method: "POST", Path: "/hooks/{secret}", In: InPath},
+	}
+}
+
+// openedSecrets are the secrets of the tests, with opened places.
+func openedSecrets() []Secret {
+	secrets := testSecrets()
+	secrets[0].Headers = []string{"Authorization", "Proxy-Authorization", "X-Key"}
+	secrets[0].Places = places()
+	return secrets
+}
+
+func basicOf(s string) string { return "Basic " + base64.StdEncoding.EncodeToString([]byte(s)) }
+
+func TestValuesGoWhereTheSecretSaysInTheEncodingOfThePlace(t *testing.T) {
+	plain := `va/l+u"e é`
+	form := func(body string) func(r *outgoing.Request) {
+		return func(r *outgoing.Request) {
+			r.Path = "/oauth/token"
+			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			r.Body = []byte(body)
+		}
+	}
+	jsonBody := func(body string) func(r *outgoing.Request) {
+		return func(r *outgoing.Request) {
+			r.Path = "/oauth/token"
+			r.Header.Set("Content-Type", "application/vnd.api+json; charset=utf-8")
+			r.Body = []byte(body)
+		}
+	}
+	header := func(name string) func(r *outgoing.Request) string {
+		return func(r *outgoing.Request) string { return r.Header.Get(name) }
+	}
+	body := func(r *outgoing.Request) string { return string(r.Body) }
+	path := func(r *outgoing.Request) string { return r.Path }
+	query := func(r *outgoing.Request) string { return r.Query }
 	escapedSentinel := `\u0070` + sentinelA[1:]
 	cases := []struct {
-		name  string
-		set   func(r *outgoing.Request)
-		where string
-		get   func(r *outgoing.Request) string
-		want  string
+		name        string
+		value       string
+		set         func(r *outgoing.Request)
+		where, want string
+		get         func(r *outgoing.Request) string
 	}{
-		{"bearer", func(r *outgoing.Request) { r.Header.Set("Authorization", "Bearer "+sentinelA) }, "header Authorization", func(r *outgoing.Request) string { return r.Header.Get("Authorization") }, "Bearer " + value},
-		{"twice", func(r *outgoing.Request) { r.Header.Set("X-Key", sentinelA+sentinelA+"x") }, "header X-Key", func(r *outgoing.Request) string { return r.Header.Get("X-Key") }, value + value + "x"},
-		{"basic password", func(r *outgoing.Request) { r.Header.Set("Authorization", basic("me:"+sentinelA)) }, "header Authorization", func(r *outgoing.Request) string { return r.Header.Get("Authorization") }, basic("me:" + value)},
-		{"basic user", func(r *outgoing.Request) {
-			r.Header.Set("Proxy-Authorization", strings.Replace(basic(sentinelA+":x"), "Basic", "bAsIc", 1))
-		}, "header Proxy-Authorization", func(r *outgoing.Request) string { return r.Header.Get("Proxy-Authorization") }, "bAsIc" + basic(value + ":x")[5:]},
-		{"cookie", func(r *outgoing.Request) { r.Header.Set("Cookie", "a=1; s="+sentinelA+"; b=2") }, "header Cookie", func(r *outgoing.Request) string { return r.Header.Get("Cookie") }, "a=1; s=" + value + "; b=2"},
-		{"path", func(r *outgoing.Request) { r.Path = "/bot" + sentinelA + "/x%20y" }, "path", func(r *outgoing.Request) string { return r.Path }, "/bot" + url.PathEscape(value) + "/x%20y"},
-		{"query", func(r *outgoing.Request) { r.Query = "a=%20+&key=" + sentinelA + "&b" }, "query key", func(r *outgoing.Request) string { return r.Query }, "a=%20+&key=" + url.QueryEscape(value) + "&b"},
-		{"escaped query", func(r *outgoing.Request) { r.Query = "key=%70%73t%5f" + sentinelA[4:] }, "query key", func(r *outgoing.Request) string { return r.Query }, "key=" + url.QueryEscape(value)},
-		{"form", func(r *outgoing.Request) {
-			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-			r.Body = []byte("a=%7B&k=" + sentinelA)
-		}, "body", func(r *outgoing.Request) string { return string(r.Body) }, "a=%7B&k=" + url.QueryEscape(value)},
-		{"JSON", func(r *outgoing.Request) {
-			r.Header.Set("Content-Type", "application/vnd.api+json; charset=utf-8")
-			r.Body = []byte(`{"a":"\\u0041","k":"` + escapedSentinel + `"}`)
-		}, "body", func(r *outgoing.Request) string { return string(r.Body) }, `{"a":"\\u0041","k":"va/l+u\"e é"}`},
-		{"JSON of curl -d", func(r *outgoing.Request) {
-			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-			r.Body = []byte(`{"k":"` + sentinelA + `"}`)
-		}, "body", func(r *outgoing.Request) string { return string(r.Body) }, `{"k":"va/l+u\"e é"}`},
-		{"multipart", func(r *outgoing.Request) {
-			r.Header.Set("Content-Type", "multipart/form-data; boundary=x")
-			r.Body = []byte("--x\r\n\r\n" + sentinelA + "\r\n--x--")
-		}, "body", func(r *outgoing.Request) string { return string(r.Body) }, "--x\r\n\r\n" + value + "\r\n--x--"},
+		{"bearer", plain, func(r *outgoing.Request) { r.Header.Set("Authorization", "Bearer "+sentinelA) }, "header Authorization", "Bearer " + plain, header("Authorization")},
+		{"twice in a field", plain, func(r *outgoing.Request) { r.Header.Set("X-Key", sentinelA+sentinelA+"x") }, "header X-Key", plain + plain + "x", header("X-Key")},
+		{"password of Basic", plain, func(r *outgoing.Request) { r.Header.Set("Authorization", basicOf("me:"+sentinelA)) }, "header Authorization", basicOf("me:" + plain), header("Authorization")},
+		{"user of Basic", plain, func(r *outgoing.Request) {
+			r.Header.Set("Proxy-Authorization", strings.Replace(basicOf(sentinelA+":x"), "Basic", "bAsIc", 1))
+		}, "header Proxy-Authorization", "bAsIc" + basicOf(plain + ":x")[5:], header("Proxy-Authorization")},
+		{"cookie", "va.l-ue", func(r *outgoing.Request) { r.Path = "/v1/x"; r.Header.Set("Cookie", "a=1; sid="+sentinelA+"; b=2") }, "cookie sid", "a=1; sid=va.l-ue; b=2", header("Cookie")},
+		{"path of a bot", plain, func(r *outgoing.Request) { r.Path = "/bot" + sentinelA + "/x%20y" }, "path", "/bot" + url.PathEscape(plain) + "/x%20y", path},
+		{"last segment of the path", plain, func(r *outgoing.Request) { r.Path = "/hooks/" + sentinelA }, "path", "/hooks/" + url.PathEscape(plain), path},
+		{"query", plain, func(r *outgoing.Request) { r.Path = "/v1/x"; r.Query = "a=%20+&key=" + sentinelA + "&b" }, "query key", "a=%20+&key=" + url.QueryEscape(plain) + "&b", query},
+		{"escaped query", plain, func(r *outgoing.Request) { r.Path = "/v1/x"; r.Query = "k%65y=%70%73t%5f" + sentinelA[4:] }, "query key", "k%65y=" + url.QueryEscape(plain), query},
+		{"form of a token endpoint", plain, form("a=%7B&client_secret=" + sentinelA), "form client_secret", "a=%7B&client_secret=" + url.QueryEscape(plain), body},
+		{"JSON of a token endpoint", plain, jsonBody(`{"a":"\\u0041","client":{"id":[{}, 1], "secret" : "` + escapedSentinel + `"}}`), "json /client/secret", `{"a":"\\u0041","client":{"id":[{}, 1], "secret" : "va/l+u\"e é"}}`, body},
+		{"JSON in a list", plain, jsonBody(`{"keys":[null,"` + sentinelA + `"]}`), "json /keys/1", `{"keys":[null,"va/l+u\"e é"]}`, body},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -115,11 +148,13 @@ func TestSentinelsAreReplacedInTheEncodingOfTheirPlace(t *testing.T) {
 			if len(r.Body) > 0 {
 				r.Header.Set("Content-Length", "999")
 			}
-			uses, foreign := Find(r, testSecrets())
-			if len(uses) != 1 || uses[0].Secret != "github" || uses[0].Where != c.where || uses[0].Sentinel != sentinelA || len(foreign) > 0 {
-				t.Errorf("Find: %+v, foreign %q", uses, foreign)
+			found := Find(r, openedSecrets())
+			if len(found.Uses) != 1 || found.Uses[0].Secret != "github" || found.Uses[0].Where != c.where || found.Uses[0].Sentinel != sentinelA || len(found.Foreign)+len(found.Stays) > 0 {
+				t.Errorf("Find: %+v", found)
 			}
-			if err := Apply(r, testSecrets(), testValues()); err != nil {
+			values := testValues()
+			values["sec_a"] = Value{Value: []byte(c.value)}
+			if err := Apply(r, openedSecrets(), values); err != nil {
 				t.Fatal(err)
 			}
 			if got := c.get(r); got != c.want {
@@ -129,6 +164,140 @@ func TestSentinelsAreReplacedInTheEncodingOfTheirPlace(t *testing.T) {
 				t.Errorf("size %d and Content-Length %s of %d bytes", r.Size, r.Header.Get("Content-Length"), len(r.Body))
 			}
 		})
+	}
+}
+
+// TestPlaceholdersElsewhereStayText has what agents send without meaning a credential,
+// and what attackers send to have a value said back. None of it gets a value, and none
+// of it is refused.
+func TestPlaceholdersElsewhereStayText(t *testing.T) {
+	media := func(media, body string) func(r *outgoing.Request) {
+		return func(r *outgoing.Request) {
+			r.Path = "/oauth/token"
+			r.Header.Set("Content-Type", media)
+			r.Body = []byte(body)
+		}
+	}
+	const formType, jsonType = "application/x-www-form-urlencoded", "application/json"
+	for name, c := range map[string]struct {
+		where string
+		set   func(r *outgoing.Request)
+	}{
+		"transcript":                     {"json /messages/0/content", media(jsonType, `{"messages":[{"role":"user","content":"the environment is KEY=`+sentinelA+` and PATH=/bin"}]}`)},
+		"whole message":                  {"json /messages/0/content", media(jsonType, `{"messages":[{"content":"`+sentinelA+`"}]}`)},
+		"JSON beside other text":         {"json /client/secret", media(jsonType, `{"client":{"secret":"SPELL:`+sentinelA+`"}}`)},
+		"key of JSON":                    {"body", media(jsonType, `{"`+sentinelA+`":1}`)},
+		"opened field in another object": {"json /x/client/secret", media(jsonType, `{"x":{"client":{"secret":"`+sentinelA+`"}}}`)},
+		"malformed JSON":                 {"body", media(jsonType, `{"client":{"secret":"`+sentinelA+`"}`)},
+		"JSON of curl -d":                {"body", media(formType, `{"client":{"secret":"`+sentinelA+`"}}`)},
+		"form with another name":         {"form code", media(formType, "code="+sentinelA)},
+		"form beside other text":         {"form client_secret", media(formType, "client_secret=x"+sentinelA)},
+		"name of a form field":           {"body", media(formType, sentinelA+"=1")},
+		"form at another path":           {"form client_secret", func(r *outgoing.Request) { media(formType, "client_secret="+sentinelA)(r); r.Path = "/oauth/tokens" }},
+		"form with another method":       {"form client_secret", func(r *outgoing.Request) { media(formType, "client_secret="+sentinelA)(r); r.Method = "PUT" }},
+		"two content types": {"body", func(r *outgoing.Request) {
+			media(formType, "client_secret="+sentinelA)(r)
+			r.Header.Add("Content-Type", "text/plain")
+		}},
+		"compressed form": {"body", func(r *outgoing.Request) {
+			media(formType, "client_secret="+sentinelA)(r)
+			r.Header.Set("Content-Encoding", "gzip")
+		}},
+		"form that is not whole":  {"body", func(r *outgoing.Request) { media(formType, "client_secret="+sentinelA)(r); r.Whole = false }},
+		"multipart":               {"body", media("multipart/form-data; boundary=x", "--x\r\nContent-Disposition: form-data; name=client_secret\r\n\r\n"+sentinelA+"\r\n--x--")},
+		"text":                    {"body", media("text/plain", sentinelA)},
+		"gRPC":                    {"body", media("application/grpc+proto", "\x00\x00\x00\x00\x2c"+sentinelA)},
+		"path":                    {"path", func(r *outgoing.Request) { r.Path = "/v1/" + sentinelA }},
+		"path beside other text":  {"path", func(r *outgoing.Request) { r.Path = "/botx" + sentinelA + "/sendMessage" }},
+		"path and more":           {"path", func(r *outgoing.Request) { r.Path = "/hooks/" + sentinelA + "/x" }},
+		"query":                   {"query q", func(r *outgoing.Request) { r.Path = "/v1/x"; r.Query = "q=" + sentinelA }},
+		"query beside other text": {"query key", func(r *outgoing.Request) { r.Path = "/v1/x"; r.Query = "key=" + sentinelA + ".x" }},
+		"name in the query":       {"query", func(r *outgoing.Request) { r.Path = "/v1/x"; r.Query = sentinelA + "=key" }},
+		"another cookie":          {"cookie theme", func(r *outgoing.Request) { r.Path = "/v1/x"; r.Header.Set("Cookie", "theme="+sentinelA) }},
+		"cookie in quotes":        {"cookie sid", func(r *outgoing.Request) { r.Path = "/v1/x"; r.Header.Set("Cookie", `sid="`+sentinelA+`"`) }},
+		"another header":          {"header X-Note", func(r *outgoing.Request) { r.Header.Set("X-Note", sentinelA) }},
+		"user agent":              {"header User-Agent", func(r *outgoing.Request) { r.Header.Set("User-Agent", "agent "+sentinelA) }},
+		"name of a header":        {"name of a header field", func(r *outgoing.Request) { r.Header.Set("X-"+sentinelA, "1") }},
+		"host":                    {"host", func(r *outgoing.Request) { r.Host = sentinelA + ".git.example" }},
+		"Basic in another header": {"header X-Note", func(r *outgoing.Request) { r.Header.Set("X-Note", "Basic "+sentinelA) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := request()
+			c.set(r)
+			before := *r
+			before.Header, before.Body = r.Header.Clone(), bytes.Clone(r.Body)
+			found := Find(r, openedSecrets())
+			if len(found.Uses)+len(found.Foreign) > 0 || len(found.Stays) != 1 || found.Stays[0].Secret != "github" || found.Stays[0].Where != c.where {
+				t.Errorf("Find: %+v, want it to stay in %q", found, c.where)
+			}
+			if err := Apply(r, openedSecrets(), testValues()); err != nil {
+				t.Fatal(err)
+			}
+			if r.Path != before.Path || r.Query != before.Query || !bytes.Equal(r.Body, before.Body) || !cmp.Equal(r.Header, before.Header) {
+				t.Errorf("it became %+v", r)
+			}
+		})
+	}
+}
+
+// TestStaysNameThePlaceToOpen: what Find names, opened, has the value put in.
+func TestStaysNameThePlaceToOpen(t *testing.T) {
+	for name, set := range map[string]func(r *outgoing.Request){
+		"form": func(r *outgoing.Request) {
+			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			r.Body = []byte("client_secret=" + sentinelA)
+		},
+		"JSON": func(r *outgoing.Request) {
+			r.Header.Set("Content-Type", "application/json")
+			r.Body = []byte(`{"a/b":{"~":["` + sentinelA + `"]}}`)
+		},
+		"query":  func(r *outgoing.Request) { r.Query = "key=" + sentinelA },
+		"cookie": func(r *outgoing.Request) { r.Header.Set("Cookie", "sid="+sentinelA) },
+		"path":   func(r *outgoing.Request) { r.Path = "/bot" + sentinelA + "/send" },
+		"header": func(r *outgoing.Request) { r.Header.Set("x-token", sentinelA) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			secrets := testSecrets()
+			r := request()
+			set(r)
+			found := Find(r, secrets)
+			if len(found.Stays) != 1 || found.Stays[0].Open == nil && found.Stays[0].Header == "" {
+				t.Fatalf("Find: %+v, want a place to open", found)
+			}
+			if s := found.Stays[0]; s.Open != nil {
+				secrets[0].Places = []Place{*s.Open}
+			} else {
+				secrets[0].Headers = []string{s.Header}
+			}
+			if found := Find(r, secrets); len(found.Uses) != 1 || len(found.Stays) > 0 {
+				t.Errorf("with the place open: %+v", found)
+			}
+		})
+	}
+}
+
+func TestFieldsThatHostsAreKnownToUse(t *testing.T) {
+	for _, c := range []struct {
+		host, field string
+		listed      []string
+		want        bool
+	}{
+		{"api.anthropic.com", "Authorization", nil, true},
+		{"api.anthropic.com", "x-api-key", nil, true},
+		{"api.anthropic.com", "Api-Key", nil, false},
+		{"api.example.com", "X-Api-Key", nil, false},
+		{"generativelanguage.googleapis.com", "X-Goog-Api-Key", nil, true},
+		{"googleapis.com", "X-Goog-Api-Key", nil, false},
+		{"api.anthropic.com", "X-Api-Key", []string{"Authorization"}, false},
+		{"api.anthropic.com", "X-Token", []string{"X-Token"}, true},
+	} {
+		s := Secret{ID: "sec_k", Name: "k", Sentinel: sentinelA, Hosts: []string{c.host}, Headers: c.listed}
+		r := request()
+		r.Host = c.host
+		r.Header.Set(c.field, sentinelA)
+		if got := len(Find(r, []Secret{s}).Uses) == 1; got != c.want {
+			t.Errorf("%s of %s, listed %q: the value goes in: %v, want %v", c.field, c.host, c.listed, got, c.want)
+		}
 	}
 }
 
@@ -142,12 +311,16 @@ func TestSentinelsThatDoNotBelongAreForeign(t *testing.T) {
 	}{
 		{"unknown", unknown, header(unknown)},
 		{"other host", sentinelA, func(r *outgoing.Request) { r.Host = "evil.example"; header(sentinelA)(r) }},
+		{"other host, in a field that it lists itself", sentinelA, func(r *outgoing.Request) { r.Host = "api.anthropic.com"; r.Header.Set("X-Api-Key", sentinelA) }},
 		{"apex of a wildcard", sentinelA, func(r *outgoing.Request) { r.Host = "git.example"; header(sentinelA)(r) }},
 		{"clear text", sentinelA, func(r *outgoing.Request) { r.Scheme = "http"; header(sentinelA)(r) }},
-		{"host name", sentinelA, func(r *outgoing.Request) { r.Host = sentinelA + ".evil.example" }},
-		{"header name", sentinelA, func(r *outgoing.Request) { r.Header.Set("X-"+sentinelA, "1") }},
-		{"AWS secret key in a body", sentinelAWS, func(r *outgoing.Request) { r.Host = "b.s3.amazonaws.com"; r.Body = []byte(sentinelAWS) }},
-		{"AWS access key ID at another host", accessAWS, header(accessAWS)},
+		{"AWS secret key as a bearer", sentinelAWS, func(r *outgoing.Request) {
+			r.Host = "b.s3.amazonaws.com"
+			r.Header.Set("Authorization", "Bearer "+sentinelAWS)
+		}},
+		{"AWS access key ID in a signature to another host", accessAWS, func(r *outgoing.Request) {
+			r.Header.Set("Authorization", "AWS4-HMAC-SHA256 Credential="+accessAWS+"/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0")
+		}},
 		{"base64 of Basic", unknown, func(r *outgoing.Request) {
 			r.Header.Set("Authorization", "Basic "+base64.RawURLEncoding.EncodeToString([]byte("x:"+unknown)))
 		}},
@@ -156,14 +329,11 @@ func TestSentinelsThatDoNotBelongAreForeign(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := request()
 			c.set(r)
-			uses, foreign := Find(r, testSecrets())
-			if len(uses) > 0 || !slices.Equal(foreign, []string{c.sentinel}) {
-				t.Errorf("Find: %+v, foreign %q, want foreign %q", uses, foreign, c.sentinel)
+			found := Find(r, openedSecrets())
+			if len(found.Uses) > 0 || !slices.Equal(found.Foreign, []string{c.sentinel}) {
+				t.Errorf("Find: %+v, want foreign %q", found, c.sentinel)
 			}
-			if c.name == "host name" || c.name == "header name" {
-				return
-			}
-			if err := Apply(r, testSecrets(), testValues()); err == nil {
+			if err := Apply(r, openedSecrets(), testValues()); err == nil {
 				t.Error("Apply accepts it")
 			}
 		})
@@ -173,9 +343,8 @@ func TestSentinelsThatDoNotBelongAreForeign(t *testing.T) {
 func TestOwnAccessKeysOfAProgramAreNotForeign(t *testing.T) {
 	r := request()
 	r.Header.Set("Authorization", "AWS4-HMAC-SHA256 Credential=AKIA2222222222222222/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0")
-	uses, foreign := Find(r, testSecrets())
-	if len(uses)+len(foreign) > 0 {
-		t.Errorf("Find: %+v, foreign %q", uses, foreign)
+	if found := Find(r, testSecrets()); len(found.Uses)+len(found.Foreign)+len(found.Stays) > 0 {
+		t.Errorf("Find: %+v", found)
 	}
 	want := r.Header.Get("Authorization")
 	if err := Apply(r, testSecrets(), testValues()); err != nil || r.Header.Get("Authorization") != want {
@@ -190,19 +359,13 @@ func TestValuesThatBreakTheirPlaceAreRefused(t *testing.T) {
 	}{
 		{"line break in a header", "a\r\nX-Evil: 1", func(r *outgoing.Request) { r.Header.Set("X-Key", sentinelA) }},
 		{"NUL in a header", "a\x00", func(r *outgoing.Request) { r.Header.Set("X-Key", sentinelA) }},
-		{"colon in a user name", "a:b", func(r *outgoing.Request) {
-			r.Header.Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(sentinelA+":x")))
-		}},
+		{"colon in a user name", "a:b", func(r *outgoing.Request) { r.Header.Set("Authorization", basicOf(sentinelA+":x")) }},
+		{"semicolon in a cookie", "a; admin=1", func(r *outgoing.Request) { r.Path = "/v1/x"; r.Header.Set("Cookie", "sid="+sentinelA) }},
 		{"binary in JSON", "\xff\xfe", func(r *outgoing.Request) {
+			r.Path = "/oauth/token"
 			r.Header.Set("Content-Type", "application/json")
-			r.Body = []byte(`"` + sentinelA + `"`)
+			r.Body = []byte(`{"client":{"secret":"` + sentinelA + `"}}`)
 		}},
-		{"length in gRPC", "short", func(r *outgoing.Request) {
-			r.Header.Set("Content-Type", "application/grpc+proto")
-			r.Body = []byte(sentinelA)
-		}},
-		{"compressed", "v", func(r *outgoing.Request) { r.Header.Set("Content-Encoding", "gzip"); r.Body = []byte(sentinelA) }},
-		{"body that is not whole", "v", func(r *outgoing.Request) { r.Whole = false; r.Body = []byte(sentinelA) }},
 		{"empty", "", func(r *outgoing.Request) { r.Header.Set("X-Key", sentinelA) }},
 		{"the sentinel itself", sentinelA, func(r *outgoing.Request) { r.Header.Set("X-Key", sentinelA) }},
 	}
@@ -210,7 +373,7 @@ func TestValuesThatBreakTheirPlaceAreRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := request()
 			c.set(r)
-			err := Apply(r, testSecrets(), map[string]Value{"sec_a": {Value: []byte(c.value)}})
+			err := Apply(r, openedSecrets(), map[string]Value{"sec_a": {Value: []byte(c.value)}})
 			if err == nil {
 				t.Errorf("accepted: %+v", r)
 			} else if c.value != "" && c.value != "v" && strings.Contains(err.Error(), c.value) {
@@ -223,7 +386,7 @@ func TestValuesThatBreakTheirPlaceAreRefused(t *testing.T) {
 func TestValuesAreNotExpandedAgain(t *testing.T) {
 	r := request()
 	r.Header.Set("X-Key", sentinelA)
-	if err := Apply(r, testSecrets(), map[string]Value{"sec_a": {Value: []byte("x" + unknown)}}); err != nil {
+	if err := Apply(r, openedSecrets(), map[string]Value{"sec_a": {Value: []byte("x" + unknown)}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := r.Header.Get("X-Key"); got != "x"+unknown {
@@ -245,9 +408,9 @@ func awsRequest() *outgoing.Request {
 
 func TestAWSRequestsAreSignedWithTheRealPair(t *testing.T) {
 	r := awsRequest()
-	uses, foreign := Find(r, testSecrets())
-	if len(uses) != 1 || uses[0].Where != whereAWS || uses[0].Sentinel != accessAWS || len(foreign) > 0 {
-		t.Fatalf("Find: %+v, foreign %q", uses, foreign)
+	found := Find(r, testSecrets())
+	if len(found.Uses) != 1 || found.Uses[0].Where != whereAWS || found.Uses[0].Sentinel != accessAWS || len(found.Foreign)+len(found.Stays) > 0 {
+		t.Fatalf("Find: %+v", found)
 	}
 	if err := Apply(r, testSecrets(), testValues()); err != nil {
 		t.Fatal(err)
@@ -343,33 +506,38 @@ func TestUnsignedPayloadsPass(t *testing.T) {
 }
 
 func FuzzApply(f *testing.F) {
-	f.Add("Bearer "+sentinelA, "/"+sentinelA, "a="+sentinelB, []byte(`{"a":"`+sentinelA+`"}`), "application/json")
-	f.Add("Basic "+base64.StdEncoding.EncodeToString([]byte("x:"+sentinelA)), "/%70"+sentinelA[1:], unknown, []byte(`\u0070`+sentinelA[1:]), "text/json")
-	f.Add("", "/%4"+accessAWS, "%p"+sentinelA, []byte("k="+sentinelA), "application/x-www-form-urlencoded")
-	f.Fuzz(func(t *testing.T, header, path, query string, body []byte, media string) {
+	f.Add("Bearer "+sentinelA, "/bot"+sentinelA+"/x", "key="+sentinelA, []byte(`{"client":{"secret":"`+sentinelA+`"}}`), "application/json", "sid="+sentinelA)
+	f.Add("Basic "+base64.StdEncoding.EncodeToString([]byte("x:"+sentinelA)), "/oauth/token", unknown, []byte(`\u0070`+sentinelA[1:]), "text/json", "a=b; sid="+sentinelA)
+	f.Add("", "/oauth/token", "%p"+sentinelA, []byte("client_secret="+sentinelA), "application/x-www-form-urlencoded", ";=;")
+	f.Fuzz(func(t *testing.T, header, path, query string, body []byte, media, cookie string) {
 		r := request()
 		r.Header.Set("Content-Type", media)
 		r.Header.Set("X-Key", header)
+		r.Header.Set("Cookie", cookie)
 		r.Path, r.Query, r.Body = path, query, bytes.Clone(body)
-		uses, foreign := Find(r, testSecrets())
-		values := map[string]Value{"sec_a": {Value: []byte("AAAA")}, "sec_b": {Value: []byte("BBBB")}}
-		if err := Apply(r, testSecrets(), values); err != nil {
+		found := Find(r, openedSecrets())
+		const a, b = "VALUEA", "VALUEB"
+		before := strings.Count(header+path+query+string(body)+cookie, a)
+		if err := Apply(r, openedSecrets(), map[string]Value{"sec_a": {Value: []byte(a)}, "sec_b": {Value: []byte(b)}}); err != nil {
 			return
 		}
-		if len(foreign) > 0 {
-			t.Fatalf("applied with foreign %q", foreign)
+		if len(found.Foreign) > 0 {
+			t.Fatalf("applied with foreign %q", found.Foreign)
 		}
-		if again, foreign := Find(r, testSecrets()); len(again)+len(foreign) > 0 {
-			t.Fatalf("left: %+v, %q", again, foreign)
+		if again := Find(r, openedSecrets()); len(again.Uses) > 0 || len(again.Foreign) > 0 {
+			t.Fatalf("left: %+v", again)
 		}
-		all := r.Header.Get("X-Key") + r.Path + r.Query + string(r.Body)
-		for _, s := range []string{sentinelA, sentinelB} {
-			if strings.Contains(all, s) {
-				t.Fatalf("%q has a sentinel", all)
+		// A value stands in no body but as the whole of an opened field.
+		for _, text := range []string{`"` + a + `"`, "client_secret=" + a} {
+			if bytes.Count(r.Body, []byte(a)) > bytes.Count(body, []byte(a)) && bytes.Contains(r.Body, []byte(text)) {
+				before = -1
 			}
 		}
-		if len(uses) == 0 && (r.Header.Get("X-Key") != header || r.Path != path || r.Query != query || !bytes.Equal(r.Body, body)) {
-			t.Fatal("a request without sentinels changed")
+		if before >= 0 && bytes.Count(r.Body, []byte(a)) > bytes.Count(body, []byte(a)) {
+			t.Fatalf("%q became %q", body, r.Body)
+		}
+		if len(found.Uses) == 0 && (r.Header.Get("X-Key") != header || r.Path != path || r.Query != query || r.Header.Get("Cookie") != cookie || !bytes.Equal(r.Body, body)) {
+			t.Fatal("a request without uses changed")
 		}
 		if json.Valid(body) && strings.HasPrefix(media, "application/json") && !json.Valid(r.Body) {
 			t.Fatalf("%q became %q", body, r.Body)
@@ -384,8 +552,8 @@ func FuzzFind(f *testing.F) {
 		r := request()
 		r.Header = http.Header{name: {header, header}, "Content-Type": {media}}
 		r.Path, r.Query, r.Body, r.Host = path, query, body, host
-		uses, foreign := Find(r, testSecrets())
-		for _, u := range uses {
+		found := Find(r, openedSecrets())
+		for _, u := range found.Uses {
 			if host != "api.example.com" && !strings.HasSuffix(host, ".git.example") && !strings.HasSuffix(host, ".amazonaws.com") {
 				t.Fatalf("%+v may go to %q", u, host)
 			}
@@ -393,8 +561,25 @@ func FuzzFind(f *testing.F) {
 		if !strings.Contains(header+path+query+string(body), sentinelA) {
 			return
 		}
-		if len(uses)+len(foreign) == 0 && !strings.Contains(header, " ") && !strings.Contains(string(body)+query+path, "%") && !strings.Contains(string(body), `\`) {
+		if len(found.Uses)+len(found.Foreign)+len(found.Stays) == 0 && !strings.Contains(header, " ") && !strings.Contains(string(body)+query+path, "%") && !strings.Contains(string(body), `\`) {
 			t.Fatalf("a sentinel was not found")
+		}
+	})
+}
+
+func FuzzJSONFields(f *testing.F) {
+	f.Add([]byte(`{"a":["x",{"b/~":"y"}],"c":"z"}`))
+	f.Add([]byte(`"x" "y"`))
+	f.Fuzz(func(t *testing.T, doc []byte) {
+		all, err := texts(doc)
+		if err != nil {
+			return
+		}
+		for _, v := range all {
+			var s string
+			if v.start < 0 || v.end > len(doc) || v.start >= v.end || json.Unmarshal(doc[v.start:v.end], &s) != nil {
+				t.Fatalf("field %+v of %q is no text", v, doc)
+			}
 		}
 	})
 }

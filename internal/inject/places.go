@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"mime"
 	"net/http"
 	"net/url"
@@ -13,73 +14,269 @@ import (
 	"postern/internal/outgoing"
 )
 
-// A place is a part of a request in which sentinels are searched.
-type place struct {
-	where  string // for a person
+// A part is a text of a request in which sentinels are searched.
+type part struct {
 	text   []byte
 	syntax syntax
-	// fixed places cannot have a value: a sentinel there is foreign.
-	fixed bool
-	// put writes the place's new text into the request.
+	// resolve says what becomes of a sentinel in text.
+	resolve func(h hit) fate
+	// put writes the part's new text into the request. Nil: no value goes in.
 	put func(text []byte) error
-	// encode writes a value so that it means itself in this place.
+	// encode writes a value so that it means itself in this part.
 	encode func(value []byte) ([]byte, error)
+	body   bool // it is the body
 }
 
-// places returns all parts of r. Their order is that of header names, then path,
+// A fate is what becomes of a sentinel in a request.
+type fate struct {
+	secret *Secret // whose value replaces it; nil: none
+	where  string  // for a person
+	// refused: it stands where credentials stand, and is of no use there. The request
+	// would fail at the server for a reason that the program could not see.
+	refused bool
+	open    *Place // the place by which an owner would have it replaced; nil: there is none
+	header  string // the header field that would have to be listed; empty: none
+}
+
+// parts returns all parts of r: host, header fields in the order of their names, path,
 // query and body.
-func places(r *outgoing.Request) []place {
-	var all []place
-	all = append(all, place{where: "host", text: []byte(r.Host), fixed: true})
+func parts(r *outgoing.Request, secrets []Secret) []part {
+	k := index(secrets)
+	stays := func(where string) func(hit) fate {
+		return func(hit) fate { return fate{where: where} }
+	}
+	all := []part{{text: []byte(r.Host), resolve: stays("host")}}
 	names := make([]string, 0, len(r.Header))
 	for name := range r.Header {
 		names = append(names, name)
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		// HTTP changes the case of names on the way: a sentinel there is no use,
-		// only a sign.
-		all = append(all, place{where: "header name", text: []byte(strings.ToLower(name)), fixed: true})
+		// HTTP changes the case of names on the way.
+		all = append(all, part{text: []byte(strings.ToLower(name)), resolve: stays("name of a header field")})
 		for i := range r.Header[name] {
-			all = append(all, headerPlaces(r.Header, name, i)...)
+			all = append(all, k.headerParts(r, name, i)...)
 		}
 	}
-	all = append(all, place{
-		where: "path", text: []byte(r.Path), syntax: percent,
-		put:    func(b []byte) error { r.Path = string(b); return nil },
-		encode: func(v []byte) ([]byte, error) { return []byte(url.PathEscape(string(v))), nil },
-	})
-	all = append(all, queryPlaces(r)...)
+	all = append(all, k.pathPart(r), k.queryPart(r))
 	if len(r.Body) > 0 {
-		all = append(all, bodyPlace(r))
+		all = append(all, k.bodyPart(r))
 	}
 	return all
 }
 
-// queryPlaces returns each parameter of the query, so that a person reads which.
-func queryPlaces(r *outgoing.Request) []place {
-	pairs := strings.Split(r.Query, "&")
-	all := make([]place, 0, len(pairs))
-	for i, pair := range pairs {
-		name, _, _ := strings.Cut(pair, "=")
-		if n, err := url.QueryUnescape(name); err == nil {
-			name = n
-		}
-		where := "query " + short(name)
-		if name == amzCredential {
-			where = whereAWS
-		}
-		all = append(all, place{
-			where: where, text: []byte(pair), syntax: percent,
-			put: func(b []byte) error {
-				pairs[i] = string(b)
-				r.Query = strings.Join(pairs, "&")
-				return nil
-			},
-			encode: encodeQuery,
-		})
+// headerParts is value i of a header field. In the Basic scheme (RFC 7617) it is the
+// user name and the password, decoded.
+func (k known) headerParts(r *outgoing.Request, name string, i int) []part {
+	value := r.Header[name][i]
+	canonical := http.CanonicalHeaderKey(name)
+	where := "header " + short(canonical)
+	whole := part{text: []byte(value), encode: encodeHeader, put: func(b []byte) error {
+		r.Header[name][i] = string(b)
+		return nil
+	}}
+	switch {
+	case canonical == authorization && strings.HasPrefix(value, "AWS4-"):
+		whole.resolve = func(h hit) fate { return k.signature(r, h) }
+		return []part{whole}
+	case canonical == "Cookie":
+		whole.resolve, whole.encode = k.opened(r, InCookie, i), encodeCookie
+		return []part{whole}
 	}
-	return all
+	strict := credential(k.secrets, r.Host, canonical)
+	resolve := func(h hit) fate {
+		f := fate{where: where}
+		s, usable := k.value(r, h.sentinel)
+		switch {
+		case usable && s.enters(r.Host, canonical):
+			f.secret = s
+		case usable:
+			f.header = canonical
+		default:
+			// The attack: a program sends the sentinel elsewhere, in the hope that the value
+			// is put in there.
+			f.refused = strict
+		}
+		return f
+	}
+	whole.resolve = resolve
+	scheme, encoded, ok := strings.Cut(value, " ")
+	if !strict || !ok || !strings.EqualFold(scheme, "basic") {
+		return []part{whole}
+	}
+	encoded = strings.TrimRight(strings.TrimSpace(encoded), "=")
+	credentials, err := base64.RawStdEncoding.DecodeString(encoded)
+	if err != nil {
+		credentials, err = base64.RawURLEncoding.DecodeString(encoded)
+	}
+	if err != nil {
+		return []part{whole}
+	}
+	user, password, colon := bytes.Cut(credentials, []byte(":"))
+	put := func() {
+		b := user
+		if colon {
+			b = slices.Concat(user, []byte(":"), password)
+		}
+		r.Header[name][i] = scheme + " " + base64.StdEncoding.EncodeToString(b)
+	}
+	return []part{
+		{text: user, resolve: resolve, encode: encodeUser, put: func(b []byte) error { user = b; put(); return nil }},
+		{text: password, resolve: resolve, encode: encodePlain, put: func(b []byte) error { password = b; put(); return nil }},
+	}
+}
+
+// signature is the fate of an access key ID where a signature names it.
+func (k known) signature(r *outgoing.Request, h hit) fate {
+	s := k.find[h.sentinel]
+	f := fate{where: whereAWS}
+	if s != nil && s.Kind == KindAWS && h.sentinel == s.AccessKey && r.Scheme == "https" && s.Usable(r.Host) {
+		f.secret = s
+	} else {
+		f.refused = true
+	}
+	return f
+}
+
+// value returns the secret of a sentinel, and whether a request like r may have its
+// value. That of an AWS pair never leaves: requests are signed with it.
+func (k known) value(r *outgoing.Request, sentinel string) (s *Secret, usable bool) {
+	s = k.find[sentinel]
+	return s, s != nil && s.Kind != KindAWS && r.Scheme == "https" && s.Usable(r.Host)
+}
+
+// pathPart is the path, of which one segment may be open.
+func (k known) pathPart(r *outgoing.Request) part {
+	return part{
+		text: []byte(r.Path), syntax: percent,
+		resolve: func(h hit) fate {
+			f := fate{where: string(InPath)}
+			s, usable := k.value(r, h.sentinel)
+			if !usable {
+				return f
+			}
+			pattern := r.Path[:h.start] + Hole + r.Path[h.end:]
+			for _, p := range s.Places {
+				if p.In == InPath && p.matches(r) && matchPath(p.Path, pattern) {
+					f.secret = s
+					return f
+				}
+			}
+			f.open = &Place{Host: r.Host, Method: r.Method, Path: pattern, In: InPath}
+			return f
+		},
+		put:    func(b []byte) error { r.Path = string(b); return nil },
+		encode: func(v []byte) ([]byte, error) { return []byte(url.PathEscape(string(v))), nil },
+	}
+}
+
+// queryPart is the query, of which parameters may be open.
+func (k known) queryPart(r *outgoing.Request) part {
+	opened := k.opened(r, InQuery, 0)
+	return part{
+		text: []byte(r.Query), syntax: percent, encode: encodeQuery,
+		resolve: func(h hit) fate {
+			if s := k.find[h.sentinel]; s != nil && s.Kind == KindAWS {
+				for _, p := range parameters([]byte(r.Query), '&', url.QueryUnescape) {
+					if p.name == amzCredential && p.start <= h.start && h.end <= p.end {
+						return k.signature(r, h)
+					}
+				}
+			}
+			return opened(h)
+		},
+		put: func(b []byte) error { r.Query = string(b); return nil },
+	}
+}
+
+// opened returns what becomes of sentinels in a part whose values have names. The
+// sentinel must be all of an opened value. I is the index of a header field's value.
+func (k known) opened(r *outgoing.Request, in In, i int) func(h hit) fate {
+	var all []field // read when there is a sentinel
+	read := false
+	return func(h hit) fate {
+		if !read {
+			all = fields(r, in, i)
+			read = true
+		}
+		f := fate{where: string(in)}
+		s, usable := k.value(r, h.sentinel)
+		at := slices.IndexFunc(all, func(v field) bool { return v.start <= h.start && h.end <= v.end })
+		if at < 0 {
+			return f
+		}
+		v := all[at]
+		p := Place{Host: r.Host, Method: r.Method, Path: r.Path, In: in, Name: v.name}
+		f.where = p.where()
+		quotes := 0
+		if in == InJSON {
+			quotes = 1
+		}
+		if !usable || h.start != v.start+quotes || h.end != v.end-quotes {
+			return f
+		}
+		for _, o := range s.Places {
+			if o.In == in && o.Name == v.name && o.matches(r) {
+				f.secret = s
+				return f
+			}
+		}
+		f.open = &p
+		return f
+	}
+}
+
+// bodyPart is the body, of which fields may be open if it is a form or JSON and has
+// been read to its end.
+func (k known) bodyPart(r *outgoing.Request) part {
+	p := part{text: r.Body, body: true, resolve: func(hit) fate { return fate{where: "body"} }}
+	put := func(b []byte) error { r.Body = b; return nil }
+	switch {
+	case !r.Whole:
+	case isJSON(r):
+		p.syntax, p.put, p.encode = escaped, put, encodeJSON
+		p.resolve = k.inBody(k.opened(r, InJSON, 0))
+	case isForm(r):
+		p.syntax, p.put, p.encode = percent, put, encodeQuery
+		p.resolve = k.inBody(k.opened(r, InForm, 0))
+	}
+	return p
+}
+
+// inBody returns resolve, with another name for a sentinel that is in no field.
+func (k known) inBody(resolve func(hit) fate) func(hit) fate {
+	return func(h hit) fate {
+		f := resolve(h)
+		if f.where == string(InForm) || f.where == string(InJSON) {
+			f.where = "body"
+		}
+		return f
+	}
+}
+
+func isAuthorization(name string) bool { return strings.EqualFold(name, authorization) }
+
+func compressed(r *outgoing.Request) bool {
+	e := r.Header.Get("Content-Encoding")
+	return e != "" && !strings.EqualFold(e, "identity")
+}
+
+// media returns the media type of the body. Of two types each server reads another one:
+// then it is none.
+func media(r *outgoing.Request) string {
+	if len(r.Header["Content-Type"]) != 1 || compressed(r) {
+		return ""
+	}
+	m, _, _ := mime.ParseMediaType(r.Header["Content-Type"][0])
+	return m
+}
+
+func isForm(r *outgoing.Request) bool { return media(r) == "application/x-www-form-urlencoded" }
+
+// isJSON reports whether the body says that it is one document of JSON, and is.
+func isJSON(r *outgoing.Request) bool {
+	m := media(r)
+	return (m == "application/json" || m == "text/json" || strings.HasSuffix(m, "+json")) && json.Valid(r.Body)
 }
 
 // short cuts a name that a program chose to what fits in a line.
@@ -98,70 +295,13 @@ func short(name string) string {
 
 func encodeQuery(v []byte) ([]byte, error) { return []byte(url.QueryEscape(string(v))), nil }
 
-// headerPlaces is value i of a header field. In the Basic scheme (RFC 7617) it is
-// the user name and the password, decoded.
-func headerPlaces(h http.Header, name string, i int) []place {
-	value := h[name][i]
-	where := "header " + short(http.CanonicalHeaderKey(name))
-	if isAuthorization(name) && strings.HasPrefix(value, "AWS4-") {
-		where = whereAWS
-	}
-	whole := place{where: where, text: []byte(value), encode: encodeHeader, put: func(b []byte) error {
-		h[name][i] = string(b)
-		return nil
-	}}
-	scheme, encoded, ok := strings.Cut(value, " ")
-	if !ok || !strings.EqualFold(scheme, "basic") {
-		return []place{whole}
-	}
-	encoded = strings.TrimRight(strings.TrimSpace(encoded), "=")
-	credentials, err := base64.RawStdEncoding.DecodeString(encoded)
-	if err != nil {
-		credentials, err = base64.RawURLEncoding.DecodeString(encoded)
-	}
-	if err != nil {
-		return []place{whole}
-	}
-	user, password, colon := bytes.Cut(credentials, []byte(":"))
-	put := func() {
-		b := user
-		if colon {
-			b = slices.Concat(user, []byte(":"), password)
-		}
-		h[name][i] = scheme + " " + base64.StdEncoding.EncodeToString(b)
-	}
-	return []place{
-		{where: where, text: user, encode: encodeUser, put: func(b []byte) error { user = b; put(); return nil }},
-		{where: where, text: password, encode: encodePlain, put: func(b []byte) error { password = b; put(); return nil }},
-	}
-}
+var errCookie = errors.New("its value has a character that a cookie cannot have; open another place, or store it encoded")
 
-func isAuthorization(name string) bool { return strings.EqualFold(name, "Authorization") }
-
-// bodyPlace is the body in the encoding of its media type.
-func bodyPlace(r *outgoing.Request) place {
-	p := place{where: "body", text: r.Body, put: func(b []byte) error { r.Body = b; return nil }}
-	media, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	p.encode = encodePlain
-	switch {
-	case media == "application/json" || media == "text/json" || strings.HasSuffix(media, "+json") || strings.HasSuffix(media, "json-lines") || strings.HasSuffix(media, "ndjson"):
-		p.syntax, p.encode = escaped, encodeJSON
-	case (media == "" || media == "text/plain" || media == "application/x-www-form-urlencoded") && isJSON(r.Body):
-		// curl -d sends JSON as a form unless it is told otherwise.
-		p.syntax, p.encode = escaped, encodeJSON
-	case media == "application/x-www-form-urlencoded":
-		p.syntax, p.encode = percent, encodeQuery
-	case strings.HasPrefix(media, "application/grpc") || strings.HasSuffix(media, "protobuf") || strings.HasSuffix(media, "msgpack") || strings.HasSuffix(media, "cbor"):
-		// Lengths are written before texts: another length breaks the message.
-		p.encode = sameLength
+// encodeCookie refuses what no cookie has (RFC 6265 section 4.1.1): a semicolon would
+// begin another cookie.
+func encodeCookie(v []byte) ([]byte, error) {
+	if bytes.ContainsFunc(v, func(c rune) bool { return c <= ' ' || c > '~' || c == '"' || c == ',' || c == ';' || c == '\\' }) {
+		return nil, errCookie
 	}
-	if e := r.Header.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
-		p.encode = func([]byte) ([]byte, error) { return nil, errCompressed }
-	}
-	return p
-}
-
-func isJSON(b []byte) bool {
-	t := bytes.TrimLeft(b, " \t\r\n")
-	return len(t) > 0 && (t[0] == '{' || t[0] == '[') && json.Valid(t)
+	return v, nil
 }

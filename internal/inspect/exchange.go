@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -19,9 +20,15 @@ import (
 	"postern/internal/policy"
 )
 
-// maxLook is how many bytes of a body are read to find sentinels. A longer body is
-// forwarded while it arrives, and ends at the first sentinel.
-const maxLook = 1 << 20
+const (
+	// maxLook is how many bytes a body can have in which an owner has opened a place. In
+	// a longer one nothing is replaced.
+	maxLook = 1 << 20
+	// maxNote is up to how many bytes a body is read before it is forwarded, so that the
+	// record can name the field in which a placeholder stayed. Longer ones are forwarded
+	// while they arrive.
+	maxNote = 64 << 10
+)
 
 // An exchange is one request and its answer.
 type exchange struct {
@@ -30,16 +37,18 @@ type exchange struct {
 	in *http.Request
 
 	r       *outgoing.Request // as it is judged, with sentinels; not changed once the exchange is in Link.running
-	secrets []inject.Secret   // of the sandbox
+	secrets []inject.Secret   // of the sandbox; shared, unless a rule has listed a field
 	prefix  []byte            // what was read of a body that is not whole
 	read    bool              // the body has been read to its end, or there is none
 	held    int64             // bytes of Link.buffered
+	only    *policy.Only      // the bounds of the rule for the host; nil: none
 	upgrade bool              // it asks for a WebSocket
 	asked   bool              // a person, or the mode of the inbox, let exactly this request go, once
 
 	mu        sync.Mutex
-	broken    error // why the program's body could not be read to its end; guarded by mu
-	begun     bool  // no more interim answers are sent; guarded by mu
+	stays     []inject.Stay // placeholders that leave as text; guarded by mu
+	broken    error         // why the program's body could not be read to its end; guarded by mu
+	begun     bool          // no more interim answers are sent; guarded by mu
 	continued sync.Once
 
 	cancel context.CancelCauseFunc
@@ -97,8 +106,8 @@ func (x *exchange) run(ctx context.Context) *refusal {
 			return bad
 		}
 	}
-	if len(x.secrets) > 0 && !x.r.Whole && x.searchable() {
-		if bad := x.fill(ctx, maxLook); bad != nil {
+	if limit := x.look(); limit > 0 {
+		if bad := x.fill(ctx, limit); bad != nil {
 			return bad
 		}
 	}
@@ -122,14 +131,47 @@ func (x *exchange) run(ctx context.Context) *refusal {
 	return bad
 }
 
+// dropCredentials removes what the program itself has put on the request as a
+// credential: its own account at the host would be another way out, and a server that
+// reads two credentials chooses one.
+func (x *exchange) dropCredentials() {
+	for name := range x.r.Header {
+		if inject.IsCredential(name) {
+			delete(x.r.Header, name)
+		}
+	}
+	if x.r.Query == "" {
+		return
+	}
+	kept := slices.DeleteFunc(strings.Split(x.r.Query, "&"), func(pair string) bool {
+		name, _, _ := strings.Cut(pair, "=")
+		plain, err := url.QueryUnescape(name)
+		return err != nil || inject.IsCredential(plain)
+	})
+	x.r.Query = strings.Join(kept, "&")
+}
+
+// within decides on a request by the bounds of its rule.
+func (x *exchange) within() policy.Verdict {
+	if x.only == nil || x.only.Allows(x.r.Method, x.r.Path) {
+		return policy.Verdict{Effect: policy.Allow}
+	}
+	return policy.Verdict{Effect: policy.Deny, Reason: fmt.Sprintf("the rule for %s allows %s of %s only", x.s.conn.Host, cmp.Or(strings.Join(x.only.Methods, ", "), "any method"), cmp.Or(strings.Join(x.only.Paths, ", "), "any path"))}
+}
+
 // applyRule sets the headers of a rule. Placeholders become sentinels.
 func (x *exchange) applyRule(r policy.Rule) *refusal {
+	if r.Only != nil {
+		x.only = r.Only
+		x.dropCredentials()
+	}
 	for name, template := range r.Headers {
 		value, missing := x.placeholders(template)
 		if missing != "" {
 			return denied(fmt.Sprintf("the rule for %s puts %s into the header %s, and this sandbox does not have it", x.s.conn.Host, missing, name))
 		}
 		set(x.r.Header, name, value)
+		x.list(name, template)
 		// The attack: a trailer of that name, which some servers merge into the header
 		// (RFC 9110 §6.5.1).
 		for t := range x.in.Trailer {
@@ -139,6 +181,21 @@ func (x *exchange) applyRule(r policy.Rule) *refusal {
 		}
 	}
 	return nil
+}
+
+// list adds a header field that a rule sets to the fields of the secrets that it names:
+// whoever wrote the rule has said that this host reads a credential there.
+func (x *exchange) list(name, template string) {
+	parts, _ := policy.ParseTemplate(template) // it was parsed before
+	x.secrets = slices.Clone(x.secrets)
+	for i := range x.secrets {
+		s := &x.secrets[i]
+		if slices.ContainsFunc(parts, func(p policy.Part) bool {
+			return s.Name == cmp.Or(p.Secret, p.Token) && (s.Kind == inject.KindToken) == (p.Token != "")
+		}) {
+			s.RuleHeaders = append(slices.Clone(s.RuleHeaders), http.CanonicalHeaderKey(name))
+		}
+	}
 }
 
 // placeholders replaces the placeholders in a rule's header by sentinels. Missing
@@ -166,12 +223,19 @@ func (x *exchange) placeholders(template string) (value, missing string) {
 	return b.String(), ""
 }
 
-// searchable reports whether sentinels in the body can be replaced: not in a
-// compressed one, and not in a stream, whose program waits for answers before it
-// sends more.
-func (x *exchange) searchable() bool {
-	h := x.r.Header
-	return h.Get("Content-Encoding") == "" && !strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), "application/grpc") && (x.r.Size == outgoing.UnknownSize || x.r.Size <= maxLook)
+// look returns up to how many bytes of the body are read before the request is
+// forwarded; 0 if it is forwarded while it arrives. A program that streams waits for
+// answers before it sends more, and a transcript may have any length.
+func (x *exchange) look() int {
+	switch size := x.r.Size; {
+	case x.r.Whole || len(x.secrets) == 0 || strings.HasPrefix(strings.ToLower(x.r.Header.Get("Content-Type")), "application/grpc"):
+		return 0
+	case inject.InBody(x.r, x.secrets) && (size == outgoing.UnknownSize || size <= maxLook):
+		return maxLook
+	case size <= maxNote:
+		return maxNote
+	}
+	return 0
 }
 
 // fill reads up to limit bytes of the body. If that is all of it, the request is
@@ -232,20 +296,15 @@ func (x *exchange) reserve(n int64) bool {
 
 // find finds the secrets of the request.
 func (x *exchange) find() *refusal {
-	uses, foreign := inject.Find(x.r, x.secrets)
-	if len(foreign) > 0 {
-		// The attack: a program sends the sentinel elsewhere, in the hope that the value
-		// is put in there.
-		return &refusal{
-			kind: Misdirected, status: http.StatusForbidden,
-			verdict: policy.Verdict{Effect: policy.Deny, Reason: fmt.Sprintf("the request to %s has a placeholder of a secret that does not belong there: %s", x.s.conn.Host, clip(strings.Join(foreign, ", ")))},
-			next:    "Send the placeholder only to the hosts of its secret. Do not retry.",
-		}
+	found := inject.Find(x.r, x.secrets)
+	if len(found.Foreign) > 0 {
+		return x.foreign(found.Foreign)
 	}
+	x.mu.Lock()
+	x.stays = found.Stays
+	x.mu.Unlock()
+	uses := found.Uses
 	x.r.Uses = uses
-	if len(uses) > 0 && !x.s.conn.TLS {
-		return denied("the request has a secret, and secrets go over HTTPS only")
-	}
 	if signature, err := inject.ParseSignature(x.r); err == nil && signature != nil && slices.ContainsFunc(uses, func(u outgoing.Use) bool { return u.Sentinel == signature.AccessKey }) {
 		// The attack: a program signs now for an hour in which nobody looks.
 		if err := signature.CheckTime(time.Now()); err != nil {
@@ -263,6 +322,20 @@ func (x *exchange) find() *refusal {
 		}
 	}
 	return nil
+}
+
+// foreign is the refusal of a request that has a placeholder where a credential stands,
+// and where its value must not go.
+func (x *exchange) foreign(sentinels []string) *refusal {
+	reason := fmt.Sprintf("the request to %s has a placeholder of a secret that does not belong there: %s", x.s.conn.Host, clip(strings.Join(sentinels, ", ")))
+	next := "Send the placeholder only to the hosts of its secret. Do not retry."
+	if !x.s.conn.TLS && slices.ContainsFunc(x.secrets, func(s inject.Secret) bool {
+		return slices.Contains(sentinels, s.Sentinel) && s.Usable(x.s.conn.Host)
+	}) {
+		reason = fmt.Sprintf("the request to %s is not encrypted, and secrets go over HTTPS only", x.s.conn.Host)
+		next = "Use https://" + x.s.conn.Host + " instead."
+	}
+	return &refusal{kind: Misdirected, status: http.StatusForbidden, verdict: policy.Verdict{Effect: policy.Deny, Reason: reason}, next: next}
 }
 
 // echoes returns the secrets whose values the answer could have: those that are put
@@ -350,8 +423,11 @@ func (x *exchange) whole(ctx context.Context) *refusal {
 	return x.find()
 }
 
-// restricted asks the connection's own permit.
+// restricted asks the bounds of the rule, and the connection's own permit.
 func (x *exchange) restricted() policy.Verdict {
+	if v := x.within(); v.Effect != policy.Allow {
+		return v
+	}
 	if f := x.s.conn.Restrict; f != nil {
 		return f(x.r)
 	}
@@ -393,7 +469,7 @@ func (x *exchange) rest(whole []byte) (io.Reader, int64) {
 		}
 		return bytes.NewReader(whole), int64(len(whole))
 	case len(x.secrets) > 0:
-		return &sentinelScan{r: io.MultiReader(bytes.NewReader(x.prefix), programBody{x}), secrets: x.secrets}, x.in.ContentLength
+		return &sentinelScan{r: io.MultiReader(bytes.NewReader(x.prefix), programBody{x}), secrets: x.secrets, found: func(s *inject.Secret) { x.stayed(s, "body") }}, x.in.ContentLength
 	case len(x.prefix) > 0:
 		return io.MultiReader(bytes.NewReader(x.prefix), programBody{x}), x.in.ContentLength
 	default:

@@ -44,6 +44,7 @@ func (x *exchange) forward(ctx context.Context) *refusal {
 	resp, err := t.RoundTrip(out)
 	x.endInterim()
 	if err != nil {
+		x.tellStays(context.WithoutCancel(ctx))
 		return x.failed(ctx, err)
 	}
 	defer resp.Body.Close()
@@ -211,8 +212,6 @@ func (x *exchange) failed(ctx context.Context, err error) *refusal {
 	switch {
 	case errors.Is(context.Cause(ctx), errCut):
 		return denied("the request was ended: it is no longer allowed")
-	case errors.Is(err, errSentinel):
-		return &refusal{Denied, http.StatusForbidden, policy.Verdict{Effect: policy.Deny, Reason: errSentinel.Error()}, "Send the secret in a header, or in the first MiB of a body that is not a stream."}
 	case broken != nil || ctx.Err() != nil:
 		return malformed("the program ended the request before its answer, or its body is malformed")
 	case errors.As(err, &cert), errors.As(err, &name):
@@ -341,6 +340,7 @@ func (x *exchange) made(ctx context.Context, masked int) {
 	l.report(ctx, Event{
 		Kind: Made, Dst: x.s.conn.Dst, Method: x.r.Method, Scheme: x.r.Scheme, Host: x.r.Host, Path: x.in.URL.EscapedPath(), Status: x.status, Bytes: x.bytes,
 	})
+	x.tellStays(ctx)
 	if masked > 0 {
 		x.tell(ctx, Masked, policy.Verdict{Reason: "the answer had the value of a secret, which was masked"})
 	}

@@ -138,7 +138,8 @@ type EventKind string
 const (
 	Made        EventKind = "request"     // it was forwarded
 	Denied      EventKind = "denied"      // it was refused
-	Misdirected EventKind = "misdirected" // it was refused since it has a sentinel that does not belong there
+	Misdirected EventKind = "misdirected" // it was refused since it has a sentinel, as a credential, that does not belong there
+	Stayed      EventKind = "placeholder" // it was forwarded with a sentinel as text, where no value goes
 	Masked      EventKind = "masked"      // its answer had the value of a secret, which was masked
 	Cut         EventKind = "cut"         // it was ended since it is no longer allowed
 )
@@ -152,7 +153,7 @@ type Event struct {
 	Scheme string
 	Host   string
 	Path   string // without the query
-	Status int    // of the answer, if Made
+	Status int    // of the answer, if Made or Stayed
 	Bytes  int64  // of the answer's body, if Made
 	Reason string // a sentence for a person
 	Rule   string // ID of the deciding rule, if any

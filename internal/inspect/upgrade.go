@@ -47,7 +47,11 @@ func (x *exchange) switched(ctx context.Context, resp *http.Response, mask *inje
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, _ = io.Copy(up, rw.Reader)
+		var out io.Reader = rw.Reader
+		if len(x.secrets) > 0 {
+			out = &frameScan{r: out, scan: &sentinelScan{secrets: x.secrets, found: func(s *inject.Secret) { x.stayed(s, "WebSocket") }}}
+		}
+		_, _ = io.Copy(up, out)
 		up.Close()
 	}()
 	var down io.Reader = up

@@ -7,6 +7,7 @@ import (
 	"postern/internal/api"
 	"postern/internal/auth"
 	"postern/internal/door"
+	"postern/internal/inject"
 	"postern/internal/secret"
 )
 
@@ -42,7 +43,17 @@ func secretOf(c secret.Secret) api.Secret {
 	if out.Hosts == nil {
 		out.Hosts = []string{}
 	}
+	out.Headers, out.Places = c.Fields(), each(c.Places, func(p inject.Place) api.SecretPlace {
+		return api.SecretPlace{Host: p.Host, Method: p.Method, Path: p.Path, In: string(p.In), Name: p.Name}
+	})
 	return out
+}
+
+// placesOf returns the places in a request; the store checks them.
+func placesOf(list []api.SecretPlace) []inject.Place {
+	return each(list, func(p api.SecretPlace) inject.Place {
+		return inject.Place{Host: p.Host, Method: p.Method, Path: p.Path, In: inject.In(p.In), Name: p.Name}
+	})
 }
 
 // secretValueOf returns the value in a request for a secret of a kind.
@@ -86,7 +97,7 @@ func (s secretServer) create(w http.ResponseWriter, r *http.Request, c caller) e
 		return err
 	}
 	out, err := ss.Create(r.Context(), c.Principal, in.Name, kind, v, secret.Settings{
-		Hosts: in.Hosts, Env: in.Env, Approval: secret.Approval(in.Approval), Metadata: in.Metadata,
+		Hosts: in.Hosts, Env: in.Env, Approval: secret.Approval(in.Approval), Headers: in.Headers, Places: placesOf(in.Places), Metadata: in.Metadata,
 	})
 	if err != nil {
 		return err
@@ -118,7 +129,10 @@ func (s secretServer) update(w http.ResponseWriter, r *http.Request, c caller) e
 	if err != nil {
 		return err
 	}
-	ch := secret.Change{Hosts: in.Hosts, Env: in.Env, Metadata: in.Metadata}
+	ch := secret.Change{Hosts: in.Hosts, Env: in.Env, Headers: in.Headers, Metadata: in.Metadata}
+	if in.Places != nil {
+		ch.Places = new(placesOf(*in.Places))
+	}
 	if in.Approval != nil {
 		ch.Approval = new(secret.Approval(*in.Approval))
 	}

@@ -66,7 +66,7 @@ type denialsData struct {
 
 type denialData struct {
 	Time   string `json:"time"`
-	Kind   string `json:"kind" jsonschema:"request, connection, dns, cut, secret.misdirected or a protocol"`
+	Kind   string `json:"kind" jsonschema:"request, connection, dns, cut, secret.misdirected, placeholder or a protocol"`
 	Host   string `json:"host"`
 	Method string `json:"method,omitempty"`
 	Path   string `json:"path,omitempty"`

@@ -44,6 +44,25 @@ type Rule struct {
 	// Headers are set, whatever the program sent, by canonical name. A value may have
 	// the placeholders ${e2b.secrets.NAME} and ${e2b.identity.tokens.NAME}.
 	Headers map[string]string `json:",omitempty"`
+	// Only bounds the requests to the host; nil does not.
+	Only *Only `json:",omitempty"`
+}
+
+// Only says that requests to a host have no other credentials than those that the rule
+// sets, and which requests there are at all. The attack: code uses the key that a rule
+// puts on for another purpose of the same host, such as making a key of its own, or
+// carries data out under a key of its own.
+type Only struct {
+	Methods []string `json:",omitempty"` // upper case; empty: every method
+	Paths   []string `json:",omitempty"` // escaped; a * at its end stands for anything; empty: every path
+}
+
+// Allows reports whether a request with a method to an escaped path is within o.
+func (o *Only) Allows(method, path string) bool {
+	return (len(o.Methods) == 0 || slices.Contains(o.Methods, method)) && (len(o.Paths) == 0 || slices.ContainsFunc(o.Paths, func(p string) bool {
+		prefix, star := strings.CutSuffix(p, "*")
+		return p == path || star && strings.HasPrefix(path, prefix)
+	}))
 }
 
 // A Proxy is a SOCKS5 server (RFC 1928) outside.

@@ -25,6 +25,8 @@ const (
 	maxHeaderName  = 64   // bytes
 	maxHeaderValue = 2048 // bytes
 	maxRuleSecrets = 32   // distinct secrets in the headers of a rule
+	maxOnly        = 20   // methods, and paths, of a rule's bounds
+	maxOnlyPath    = 1024 // bytes
 	maxTokens      = 32
 	maxTokenName   = 128  // bytes
 	maxAudience    = 1024 // bytes
@@ -154,7 +156,7 @@ func (e Egress) Redacted() Egress {
 			for name, value := range r.Headers {
 				headers[name] = redact(value)
 			}
-			out = append(out, Rule{Headers: headers})
+			out = append(out, Rule{Headers: headers, Only: r.Only})
 		}
 		rules[host] = out
 	}
@@ -242,9 +244,13 @@ func newRule(field string, r Rule, tokens map[string]Token, secrets map[string]b
 		return r, fmt.Errorf("%w: %s: has %d headers; at most %d are allowed", ErrInvalid, field, len(r.Headers), maxHeaders)
 	}
 	n := Rule{}
+	var err error
+	if n.Only, err = newOnly(strings.TrimSuffix(field, "headers")+"only", r.Only); err != nil {
+		return r, err
+	}
 	for _, name := range slices.Sorted(maps.Keys(r.Headers)) {
 		field, value := fmt.Sprintf("%s[%q]", field, name), r.Headers[name]
-		if err := headerName(name); err != nil {
+		if err := HeaderName(name); err != nil {
 			return r, fmt.Errorf("%w: %s: %w", ErrInvalid, field, err)
 		}
 		if err := headerValue(value); err != nil {
@@ -274,15 +280,41 @@ func newRule(field string, r Rule, tokens map[string]Token, secrets map[string]b
 	return n, nil
 }
 
+// newOnly returns o in its normal form.
+func newOnly(field string, o *Only) (*Only, error) {
+	if o == nil {
+		return nil, nil
+	}
+	n := &Only{}
+	if len(o.Methods) > maxOnly || len(o.Paths) > maxOnly {
+		return nil, fmt.Errorf("%w: %s: has %d methods and %d paths; at most %d of each are allowed", ErrInvalid, field, len(o.Methods), len(o.Paths), maxOnly)
+	}
+	for i, m := range o.Methods {
+		m = strings.ToUpper(m)
+		if m == "" || len(m) > maxHeaderName || strings.ContainsFunc(m, func(r rune) bool { return !strings.ContainsRune(tokenCharacters, r) }) {
+			return nil, fmt.Errorf("%w: %s.methods[%d]: %.40q is no method", ErrInvalid, field, i, m)
+		}
+		n.Methods = append(n.Methods, m)
+	}
+	for i, p := range o.Paths {
+		if !strings.HasPrefix(p, "/") || len(p) > maxOnlyPath || strings.Contains(strings.TrimSuffix(p, "*"), "*") || strings.ContainsFunc(p, func(r rune) bool { return r <= ' ' || r > '~' || r == '?' || r == '#' }) {
+			return nil, fmt.Errorf("%w: %s.paths[%d]: want an escaped path of at most %d bytes, with a * at its end or none", ErrInvalid, field, i, maxOnlyPath)
+		}
+		n.Paths = append(n.Paths, p)
+	}
+	return n, nil
+}
+
 // tokenCharacters are those of a token.
 const tokenCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'*+-.^_`|~"
 
-// headerName returns an error unless a rule may set the header name: a token
+// HeaderName returns an error unless a rule may set the header name, and a value of a
+// secret may stand in it: a token
 // (RFC 9110, section 5.6.2) that is not about the connection or the framing of the
 // message. The attack: a rule that sets Transfer-Encoding or Content-Length makes the
 // server see other requests than the wall judged, and one that sets Host reaches
 // another site.
-func headerName(name string) error {
+func HeaderName(name string) error {
 	switch {
 	case name == "":
 		return errors.New("the name is empty")

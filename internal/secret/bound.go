@@ -71,7 +71,7 @@ func (s *Store) Bound(ctx context.Context, who auth.Principal, e *policy.Egress)
 	var out []inject.Secret
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		c := found[name]
-		b := inject.Secret{ID: c.ID, Name: c.Name, Sentinel: s.Sentinel(c.Project, who.ID, c.ID), Hosts: c.Hosts, RuleHosts: rules[name], Kind: string(c.Kind), Approval: string(c.Approval)}
+		b := inject.Secret{ID: c.ID, Name: c.Name, Sentinel: s.Sentinel(c.Project, who.ID, c.ID), Hosts: c.Hosts, RuleHosts: rules[name], Headers: c.Headers, Places: c.Places, Kind: string(c.Kind), Approval: string(c.Approval)}
 		if c.Kind == AWS {
 			b.AccessKey = s.AccessKeySentinel(c.Project, who.ID, c.ID)
 		}
@@ -174,6 +174,9 @@ func (s *Store) Attach(ctx context.Context, who auth.Principal, env, metadata ma
 			return fmt.Errorf("%w: %s: the project has no secret %.100q", ErrInvalid, w.field, w.name)
 		}
 		if w.field == "network.rules" {
+			if err := c.takes(e); err != nil {
+				return err
+			}
 			if i := slices.IndexFunc(rules[w.name], func(h string) bool { return len(c.Hosts) > 0 && widened(c.Hosts, []string{h}) }); i >= 0 {
 				return fmt.Errorf("%w: network.rules[%q]: the secret %q belongs to %s only", ErrInvalid, rules[w.name][i], c.Name, strings.Join(c.Hosts, ", "))
 			}
@@ -187,6 +190,25 @@ func (s *Store) Attach(ctx context.Context, who auth.Principal, env, metadata ma
 		}
 	}
 	slices.Sort(e.Secrets)
+	return nil
+}
+
+// takes returns an error if a rule of e puts c into a header field that c does not list.
+// The attack: a project's key has the value put where its host shows it.
+func (c *Secret) takes(e *policy.Egress) error {
+	if len(c.Headers) == 0 {
+		return nil // whoever writes a rule says which field the host reads
+	}
+	for _, host := range slices.Sorted(maps.Keys(e.Rules)) {
+		for _, r := range e.Rules[host] {
+			for _, name := range slices.Sorted(maps.Keys(r.Headers)) {
+				parts, _ := policy.ParseTemplate(r.Headers[name]) // validated
+				if slices.ContainsFunc(parts, func(p policy.Part) bool { return p.Secret == c.Name }) && !slices.Contains(c.Headers, name) {
+					return fmt.Errorf("%w: network.rules[%q]: the secret %q goes into %s only, and not into %s", ErrInvalid, host, c.Name, strings.Join(c.Headers, ", "), name)
+				}
+			}
+		}
+	}
 	return nil
 }
 

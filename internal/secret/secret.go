@@ -26,6 +26,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/inject"
 	"postern/internal/scrub"
 	"postern/internal/store"
 )
@@ -79,6 +80,8 @@ type Secret struct {
 	Hosts    []string // "host" and "*.host"; empty means the hosts of the sandboxes' own rules
 	Env      string   // environment variable for sandboxes to which it is attached; never empty
 	Approval Approval
+	Headers  []string          // header fields that may have the value, canonical; empty means [inject.Fields] of the hosts
+	Places   []inject.Place    // other places in requests that an owner has opened
 	Metadata map[string]string // the caller's own; never nil
 
 	Version   int64 // of the value, from 1
@@ -116,6 +119,8 @@ type Settings struct {
 	Hosts    []string
 	Env      string   // empty means the name in capitals
 	Approval Approval // empty means Never
+	Headers  []string // empty means [inject.Fields] of the hosts
+	Places   []inject.Place
 	Metadata map[string]string
 }
 
@@ -125,6 +130,8 @@ type Change struct {
 	Hosts    *[]string
 	Env      *string
 	Approval *Approval
+	Headers  *[]string
+	Places   *[]inject.Place
 	Metadata map[string]string
 }
 
@@ -229,9 +236,9 @@ func (s *Store) Create(ctx context.Context, who auth.Principal, name string, kin
 		if n >= maxSecrets {
 			return fmt.Errorf("%w: the project has %d, which is the limit; delete some", ErrTooMany, n)
 		}
-		ok, err := tx.Changed(ctx, `insert into secret (id, project_id, name, kind, value, hosts, env, approval, metadata, version, revision, created_at, created_by, rotated_at, updated_at, last_used_at)
-			values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 0, $14, 0) on conflict do nothing`,
-			c.ID, c.Project, c.Name, c.Kind, c.sealed, strings.Join(c.Hosts, ","), c.Env, c.Approval, encodeMetadata(c.Metadata), c.Version, c.revision, store.Time(c.Created), c.CreatedBy, store.Time(c.Updated))
+		ok, err := tx.Changed(ctx, `insert into secret (id, project_id, name, kind, value, hosts, env, approval, headers, places, metadata, version, revision, created_at, created_by, rotated_at, updated_at, last_used_at)
+			values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 0, $16, 0) on conflict do nothing`,
+			c.ID, c.Project, c.Name, c.Kind, c.sealed, strings.Join(c.Hosts, ","), c.Env, c.Approval, strings.Join(c.Headers, ","), encodePlaces(c.Places), encodeMetadata(c.Metadata), c.Version, c.revision, store.Time(c.Created), c.CreatedBy, store.Time(c.Updated))
 		if err != nil {
 			return err
 		}
@@ -239,6 +246,9 @@ func (s *Store) Create(ctx context.Context, who auth.Principal, name string, kin
 			return fmt.Errorf("name %q: %w; choose another, or rotate it", c.Name, ErrExists)
 		}
 		if err := tx.Seal(ctx, Sealed(), `id = $1`, c.ID); err != nil {
+			return err
+		}
+		if err := recordPlaces(ctx, tx, who, &Secret{}, &c); err != nil {
 			return err
 		}
 		return audit.Append(ctx, tx, who, audit.SecretCreate, c.ID, c.fields())
@@ -251,17 +261,24 @@ func (s *Store) Create(ctx context.Context, who auth.Principal, name string, kin
 
 // fields describes c for the record. It has no value and none of the metadata.
 func (c *Secret) fields() audit.Fields {
-	return audit.Fields{
+	f := audit.Fields{
 		"name": c.Name, "kind": string(c.Kind), "hosts": strings.Join(c.Hosts, ","), "approval": string(c.Approval), "version": strconv.FormatInt(c.Version, 10),
 	}
+	if len(c.Headers) > 0 {
+		f["headers"] = strings.Join(c.Headers, ",")
+	}
+	if len(c.Places) > 0 {
+		f["places"] = strconv.Itoa(len(c.Places)) // each has an entry of its own
+	}
+	return f
 }
 
 // Update changes a secret of who's project, found by its ID or name. With a Value it
 // is rotated: sandboxes keep their sentinels, and the next request has the new value.
 //
-// Without a Value a project's key may neither add hosts nor have people asked less
-// often. The attack: a stolen project key sends a value that it does not know to a
-// host of its own.
+// Without a Value a project's key may neither add hosts, header fields and places nor
+// have people asked less often. The attack: a stolen project key sends a value that it
+// does not know to a host of its own, or into a text that its host gives back.
 func (s *Store) Update(ctx context.Context, who auth.Principal, idOrName string, ch Change) (Secret, error) {
 	defer s.conf.Scrub.Touch()
 	if err := mayManage(who); err != nil {
@@ -279,9 +296,9 @@ func (s *Store) Update(ctx context.Context, who auth.Principal, idOrName string,
 		if c, err = s.changed(who, was, ch); err != nil {
 			return err
 		}
-		ok, err := tx.Changed(ctx, `update secret set value = $1, hosts = $2, env = $3, approval = $4, metadata = $5, version = $6, revision = $7, rotated_at = $8, updated_at = $9
-			where id = $10 and revision = $11`,
-			c.sealed, strings.Join(c.Hosts, ","), c.Env, c.Approval, encodeMetadata(c.Metadata), c.Version, c.revision, store.Time(c.Rotated), store.Time(c.Updated), c.ID, was.revision)
+		ok, err := tx.Changed(ctx, `update secret set value = $1, hosts = $2, env = $3, approval = $4, headers = $5, places = $6, metadata = $7, version = $8, revision = $9, rotated_at = $10, updated_at = $11
+			where id = $12 and revision = $13`,
+			c.sealed, strings.Join(c.Hosts, ","), c.Env, c.Approval, strings.Join(c.Headers, ","), encodePlaces(c.Places), encodeMetadata(c.Metadata), c.Version, c.revision, store.Time(c.Rotated), store.Time(c.Updated), c.ID, was.revision)
 		if err == nil && !ok {
 			err = ErrNotFound
 		}
@@ -298,6 +315,9 @@ func (s *Store) Update(ctx context.Context, who auth.Principal, idOrName string,
 		if ch.Value != nil {
 			verb = audit.SecretRotate
 		}
+		if err := recordPlaces(ctx, tx, who, &was, &c); err != nil {
+			return err
+		}
 		return audit.Append(ctx, tx, who, verb, c.ID, c.fields())
 	})
 	if err != nil {
@@ -312,7 +332,7 @@ func (s *Store) changed(who auth.Principal, was Secret, ch Change) (Secret, erro
 	c := was
 	c.revision++
 	c.Updated = time.Now().UTC().Truncate(time.Microsecond)
-	set := Settings{Hosts: c.Hosts, Env: c.Env, Approval: c.Approval, Metadata: c.Metadata}
+	set := Settings{Hosts: c.Hosts, Env: c.Env, Approval: c.Approval, Headers: c.Headers, Places: c.Places, Metadata: c.Metadata}
 	if ch.Hosts != nil {
 		set.Hosts = *ch.Hosts
 	}
@@ -322,6 +342,12 @@ func (s *Store) changed(who auth.Principal, was Secret, ch Change) (Secret, erro
 	if ch.Approval != nil {
 		set.Approval = *ch.Approval
 	}
+	if ch.Headers != nil {
+		set.Headers = *ch.Headers
+	}
+	if ch.Places != nil {
+		set.Places = *ch.Places
+	}
 	if ch.Metadata != nil {
 		set.Metadata = ch.Metadata
 	}
@@ -329,8 +355,8 @@ func (s *Store) changed(who auth.Principal, was Secret, ch Change) (Secret, erro
 		return Secret{}, err
 	}
 	if ch.Value == nil {
-		if who.Kind != auth.Person && (looser(was.Approval, c.Approval) || widened(was.Hosts, c.Hosts)) {
-			return Secret{}, fmt.Errorf("a project's key may not add hosts or lower the approval without a new value, only an owner may: %w", auth.ErrForbidden)
+		if who.Kind != auth.Person && (looser(was.Approval, c.Approval) || widened(was.Hosts, c.Hosts) || opened(&was, &c)) {
+			return Secret{}, fmt.Errorf("a project's key may not add hosts, header fields or places, or lower the approval, without a new value; only an owner may: %w", auth.ErrForbidden)
 		}
 		return c, nil
 	}
@@ -485,6 +511,12 @@ func parse(v map[string]any) Secret {
 	if h := text("hosts"); h != "" {
 		c.Hosts = strings.Split(h, ",")
 	}
+	if h := text("headers"); h != "" {
+		c.Headers = strings.Split(h, ",")
+	}
+	if p := text("places"); p != "" {
+		_ = json.Unmarshal([]byte(p), &c.Places) // of a forged row; it is not used
+	}
 	_ = json.Unmarshal([]byte(text("metadata")), &c.Metadata) // of a forged row; it is not used
 	if c.Metadata == nil {
 		c.Metadata = map[string]string{}
@@ -550,6 +582,12 @@ func (c *Secret) set(set Settings) error {
 		return fmt.Errorf("%w: approval: %.40q is not always, first or never", ErrInvalid, set.Approval)
 	}
 	if err := checkMetadata(set.Metadata); err != nil {
+		return err
+	}
+	if c.Headers, err = checkHeaders(set.Headers); err != nil {
+		return err
+	}
+	if c.Places, err = checkPlaces(set.Places, hosts, c.Kind); err != nil {
 		return err
 	}
 	c.Hosts, c.Env, c.Approval, c.Metadata = hosts, set.Env, set.Approval, maps.Clone(set.Metadata)

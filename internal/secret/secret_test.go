@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"postern/internal/auth"
+	"postern/internal/inject"
 	"postern/internal/policy"
 	"postern/internal/secret"
 	"postern/internal/store"
@@ -207,6 +208,7 @@ func TestAKeyCannotLoosenWhatItDoesNotKnow(t *testing.T) {
 	f, ctx := setup(t, storetest.SQLite(t)), t.Context()
 	always, never := secret.Always, secret.Never
 	hosts := func(h ...string) *[]string { return &h }
+	place := inject.Place{Host: "a.example.com", Method: "POST", Path: "/token", In: inject.InForm, Name: "client_secret"}
 	for _, x := range []struct {
 		name   string
 		change secret.Change
@@ -219,7 +221,10 @@ func TestAKeyCannotLoosenWhatItDoesNotKnow(t *testing.T) {
 		{"fewer hosts", secret.Change{Hosts: hosts("a.example.com")}, true},
 		{"a host below a pattern", secret.Change{Hosts: hosts("x.b.example.com")}, true},
 		{"always ask", secret.Change{Approval: &always}, true},
-		{"another value", secret.Change{Hosts: hosts("evil.example.net"), Approval: &never, Value: &secret.Value{Text: "another value"}}, true},
+		{"another header field", secret.Change{Headers: hosts("Authorization", "X-Note")}, false},
+		{"a place in bodies", secret.Change{Places: &[]inject.Place{place}}, false},
+		{"the field that it has", secret.Change{Headers: hosts("authorization")}, true},
+		{"another value", secret.Change{Hosts: hosts("evil.example.net"), Approval: &never, Headers: hosts("X-Note"), Value: &secret.Value{Text: "another value"}}, true},
 	} {
 		c, err := f.s.Create(ctx, f.key, strings.ReplaceAll(x.name, " ", "-"), secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"a.example.com", "*.b.example.com"}, Approval: secret.First})
 		if err != nil {
@@ -241,6 +246,13 @@ func TestInvalidSecretsAreRefused(t *testing.T) {
 	for i := range many {
 		many[i] = fmt.Sprintf("h%d.example.com", i)
 	}
+	place := func(text string) []inject.Place {
+		p, err := secret.ParsePlace(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []inject.Place{p}
+	}
 	for name, x := range map[string]struct {
 		name  string
 		kind  secret.Kind
@@ -248,31 +260,45 @@ func TestInvalidSecretsAreRefused(t *testing.T) {
 		set   secret.Settings
 		field string
 	}{
-		"name with a space":    {"a b", secret.Plain, secret.Value{Text: canary}, secret.Settings{}, "name"},
-		"name with a brace":    {"a}b", secret.Plain, secret.Value{Text: canary}, secret.Settings{}, "name"},
-		"empty name":           {"", secret.Plain, secret.Value{Text: canary}, secret.Settings{}, "name"},
-		"long name":            {strings.Repeat("a", 65), secret.Plain, secret.Value{Text: canary}, secret.Settings{}, "name"},
-		"name like an ID":      {"sec_a", secret.Plain, secret.Value{Text: canary}, secret.Settings{}, "name"},
-		"short value":          {"a", secret.Plain, secret.Value{Text: "1234567"}, secret.Settings{}, "value"},
-		"long value":           {"a", secret.Plain, secret.Value{Text: auth.Secret(strings.Repeat("x", secret.MaxValue+1))}, secret.Settings{}, "value"},
-		"value with a line":    {"a", secret.Plain, secret.Value{Text: canary + "\r\nX-Other: 1"}, secret.Settings{}, "value"},
-		"value with a NUL":     {"a", secret.Plain, secret.Value{Text: canary + "\x00"}, secret.Settings{}, "value"},
-		"value with a space":   {"a", secret.Plain, secret.Value{Text: canary + " "}, secret.Settings{}, "value"},
-		"value not UTF-8":      {"a", secret.Plain, secret.Value{Text: canary + "\xff"}, secret.Settings{}, "value"},
-		"value is a sentinel":  {"a", secret.Plain, secret.Value{Text: auth.Secret(sentinel)}, secret.Settings{}, "value"},
-		"URL as a host":        {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"https://a.example.com"}}, "hosts[0]"},
-		"host with a port":     {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"a.example.com:443"}}, "hosts[0]"},
-		"address as a host":    {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"192.0.2.1"}}, "hosts[0]"},
-		"every host":           {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"*"}}, "hosts[0]"},
-		"top-level domain":     {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"*.com"}}, "hosts[0]"},
-		"host with a comma":    {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"a.com,b.com"}}, "hosts[0]"},
-		"11 hosts":             {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: many}, "hosts"},
-		"env with a dash":      {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Env: "A-B"}, "env"},
-		"approval":             {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Approval: "sometimes"}, "approval"},
-		"kind":                 {"a", "oauth", secret.Value{Text: canary}, secret.Settings{}, "kind"},
-		"AWS without an ID":    {"a", secret.AWS, secret.Value{Text: canary}, secret.Settings{}, "access_key_id"},
-		"a pair that is plain": {"a", secret.Plain, secret.Value{Text: canary, AccessKey: "AKIAIOSFODNN7EXAMPLE"}, secret.Settings{}, "value"},
-		"large metadata":       {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Metadata: map[string]string{"k": strings.Repeat("x", 1025)}}, "metadata"},
+		"name with a space":       {"a b", secret.Plain, secret.Value{Text: canary}, secret.Settings{}, "name"},
+		"name with a brace":       {"a}b", secret.Plain, secret.Value{Text: canary}, secret.Settings{}, "name"},
+		"empty name":              {"", secret.Plain, secret.Value{Text: canary}, secret.Settings{}, "name"},
+		"long name":               {strings.Repeat("a", 65), secret.Plain, secret.Value{Text: canary}, secret.Settings{}, "name"},
+		"name like an ID":         {"sec_a", secret.Plain, secret.Value{Text: canary}, secret.Settings{}, "name"},
+		"short value":             {"a", secret.Plain, secret.Value{Text: "1234567"}, secret.Settings{}, "value"},
+		"long value":              {"a", secret.Plain, secret.Value{Text: auth.Secret(strings.Repeat("x", secret.MaxValue+1))}, secret.Settings{}, "value"},
+		"value with a line":       {"a", secret.Plain, secret.Value{Text: canary + "\r\nX-Other: 1"}, secret.Settings{}, "value"},
+		"value with a NUL":        {"a", secret.Plain, secret.Value{Text: canary + "\x00"}, secret.Settings{}, "value"},
+		"value with a space":      {"a", secret.Plain, secret.Value{Text: canary + " "}, secret.Settings{}, "value"},
+		"value not UTF-8":         {"a", secret.Plain, secret.Value{Text: canary + "\xff"}, secret.Settings{}, "value"},
+		"value is a sentinel":     {"a", secret.Plain, secret.Value{Text: auth.Secret(sentinel)}, secret.Settings{}, "value"},
+		"URL as a host":           {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"https://a.example.com"}}, "hosts[0]"},
+		"host with a port":        {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"a.example.com:443"}}, "hosts[0]"},
+		"address as a host":       {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"192.0.2.1"}}, "hosts[0]"},
+		"every host":              {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"*"}}, "hosts[0]"},
+		"top-level domain":        {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"*.com"}}, "hosts[0]"},
+		"host with a comma":       {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"a.com,b.com"}}, "hosts[0]"},
+		"11 hosts":                {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: many}, "hosts"},
+		"env with a dash":         {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Env: "A-B"}, "env"},
+		"approval":                {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Approval: "sometimes"}, "approval"},
+		"kind":                    {"a", "oauth", secret.Value{Text: canary}, secret.Settings{}, "kind"},
+		"AWS without an ID":       {"a", secret.AWS, secret.Value{Text: canary}, secret.Settings{}, "access_key_id"},
+		"a pair that is plain":    {"a", secret.Plain, secret.Value{Text: canary, AccessKey: "AKIAIOSFODNN7EXAMPLE"}, secret.Settings{}, "value"},
+		"Cookie as a field":       {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Headers: []string{"cookie"}}, "headers[0]"},
+		"field of the connection": {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Headers: []string{"Transfer-Encoding"}}, "headers[0]"},
+		"field with a line":       {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Headers: []string{"A\r\nB"}}, "headers[0]"},
+		"place at another host":   {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"a.example.com"}, Places: place("form:k POST b.example.com/x")}, "places[0]"},
+		"place of any method":     {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Places: place("form:k * a.example.com/x")}, "places[0]"},
+		"form of a GET":           {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Places: place("form:k GET a.example.com/x")}, "places[0]"},
+		"place without a name":    {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Places: place("query: GET a.example.com/x")}, "places[0]"},
+		"whole body":              {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Places: place("body POST a.example.com/x")}, "places[0]"},
+		"path without a hole":     {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Places: place("path GET a.example.com/x")}, "places[0]"},
+		"path with two holes":     {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Places: place("path GET a.example.com/{secret}/{secret}")}, "places[0]"},
+		"star within a path":      {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Places: place("query:k GET a.example.com/*/x")}, "places[0]"},
+		"path with a query":       {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Places: place("query:k GET a.example.com/x?y")}, "places[0]"},
+		"JSON without pointer":    {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Places: place("json:k POST a.example.com/x")}, "places[0]"},
+		"place of an AWS pair":    {"a", secret.AWS, secret.Value{Text: canary + canary, AccessKey: "AKIAIOSFODNN7EXAMPLE"}, secret.Settings{Places: place("json:/k POST a.example.com/x")}, "places"},
+		"large metadata":          {"a", secret.Plain, secret.Value{Text: canary}, secret.Settings{Metadata: map[string]string{"k": strings.Repeat("x", 1025)}}, "metadata"},
 	} {
 		_, err := f.s.Create(ctx, f.key, x.name, x.kind, x.value, x.set)
 		if !errors.Is(err, secret.ErrInvalid) || !strings.Contains(fmt.Sprint(err), ": "+x.field) {
@@ -427,6 +453,46 @@ func TestBoundHosts(t *testing.T) {
 	if text := fmt.Sprintf("%+v", b); strings.Contains(text, canary) {
 		t.Error("it has a value")
 	}
+}
+
+// TestPlacesAreKeptAndRecorded: where the value of a secret goes is in its row, which is
+// sealed, and each place is on the record.
+func TestPlacesAreKeptAndRecorded(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f, ctx := setup(t, db), t.Context()
+		p, err := secret.ParsePlace("form:client_secret post Login.example.com/oauth/token")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := f.s.Create(ctx, f.owner, "login", secret.Plain, secret.Value{Text: canary}, secret.Settings{Hosts: []string{"login.example.com"}, Headers: []string{"x-key", "Authorization"}, Places: []inject.Place{p, p}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := inject.Place{Host: "login.example.com", Method: "POST", Path: "/oauth/token", In: inject.InForm, Name: "client_secret"}
+		b, err := f.s.Bound(ctx, f.sandbox, &policy.Egress{Secrets: []string{"login"}})
+		if err != nil || len(b) != 1 || !reflect.DeepEqual(b[0].Headers, []string{"Authorization", "X-Key"}) || !reflect.DeepEqual(b[0].Places, []inject.Place{want}) {
+			t.Fatalf("bound %+v, %v", b, err)
+		}
+		if again, err := secret.ParsePlace(want.String()); err != nil || again != want {
+			t.Errorf("%s is read as %+v, %v", want, again, err)
+		}
+		if _, err := f.s.Update(ctx, f.key, c.ID, secret.Change{Places: &[]inject.Place{}}); err != nil {
+			t.Errorf("a project's key cannot close a place: %v", err)
+		}
+		var verbs []string
+		err = db.View(ctx, func(tx *store.Tx) error {
+			verbs, err = tx.Strings(ctx, `select verb from audit_entry where object = $1 order by seq`, c.ID)
+			return err
+		})
+		if want := []string{"secret.open", "secret.create", "secret.close", "secret.update"}; err != nil || !reflect.DeepEqual(verbs, want) {
+			t.Errorf("recorded %q, %v, want %q", verbs, err, want)
+		}
+		// A rule cannot put it into another field.
+		e := &policy.Egress{Rules: map[string][]policy.Rule{"login.example.com": {{Headers: map[string]string{"X-Note": "${e2b.secrets.login}"}}}}}
+		if err := f.s.Attach(ctx, f.key, nil, nil, e); !errors.Is(err, secret.ErrInvalid) {
+			t.Errorf("a rule for another field: %v", err)
+		}
+	})
 }
 
 // TestEnvironment: variables hold sentinels of the sandbox that gets them, and a copy

@@ -1,0 +1,5 @@
+-- Where in requests the value of a secret may stand. Headers are names of header fields
+-- between commas; empty means Authorization, and the field that the host is known to
+-- use. Places are a JSON array of inject.Place; empty means none.
+alter table secret add column headers text not null default '';
+alter table secret add column places text not null default '';
