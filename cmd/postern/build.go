@@ -136,6 +136,9 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if d.authority, err = inspect.NewAuthority(key); err != nil {
 		return err
 	}
+	if err := d.reviewSecrets(ctx); err != nil {
+		return err
+	}
 	if d.wall, err = d.newWall(lis); err != nil {
 		return err
 	}

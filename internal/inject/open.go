@@ -191,3 +191,21 @@ func InBody(r *outgoing.Request, secrets []Secret) bool {
 		})
 	})
 }
+
+// Command returns the command by which an owner has the value put where the sentinel
+// stayed, or "". The attack: a program names a field so that the command, pasted into a
+// shell, is another one; then there is none to paste.
+func (s Stay) Command() string {
+	safe := func(text string) bool {
+		return !strings.ContainsFunc(text, func(c rune) bool {
+			return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && !strings.ContainsRune("-_.~/:%{}", c)
+		})
+	}
+	switch {
+	case s.Header != "" && safe(s.Header):
+		return "postern secret open " + s.Secret + " header:" + s.Header
+	case s.Open != nil && safe(s.Open.Spot()+s.Open.Method+s.Open.Host+s.Open.Path):
+		return fmt.Sprintf("postern secret open %s '%s' %s '%s'", s.Secret, s.Open.Spot(), s.Open.Method, s.Open.Host+s.Open.Path)
+	}
+	return ""
+}

@@ -67,24 +67,6 @@ func (x *exchange) stayed(s *inject.Secret, where string) {
 	}
 }
 
-// openCommand returns the command by which an owner has the value put where a
-// placeholder stayed, or "". The attack: a program names a field so that the command,
-// pasted into a shell, is another one; then there is none to paste.
-func openCommand(s inject.Stay) string {
-	safe := func(text string) bool {
-		return !strings.ContainsFunc(text, func(c rune) bool {
-			return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && !strings.ContainsRune("-_.~/:%{}", c)
-		})
-	}
-	switch {
-	case s.Header != "" && safe(s.Header):
-		return "postern secret open " + s.Secret + " header:" + s.Header
-	case s.Open != nil && safe(s.Open.Spot()+s.Open.Method+s.Open.Host+s.Open.Path):
-		return fmt.Sprintf("postern secret open %s '%s' %s '%s'", s.Secret, s.Open.Spot(), s.Open.Method, s.Open.Host+s.Open.Path)
-	}
-	return ""
-}
-
 // maxTold is how many placeholders one entry of the record names.
 const maxTold = 3
 
@@ -114,7 +96,7 @@ func (x *exchange) tellStays(ctx context.Context) {
 			break
 		}
 		all = append(all, s.Secret+" ("+s.Where+")")
-		if c := openCommand(s); c != "" {
+		if c := s.Command(); c != "" {
 			open = append(open, c)
 		}
 	}

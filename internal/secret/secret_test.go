@@ -495,6 +495,43 @@ func TestPlacesAreKeptAndRecorded(t *testing.T) {
 	})
 }
 
+// TestSecretsOfBeforeAreReviewedOnce: at an upgrade each is said with its fields, again
+// until all could be said, and then never more.
+func TestSecretsOfBeforeAreReviewedOnce(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f, ctx := setup(t, db), t.Context()
+		f.create("claude", canary, "api.anthropic.com")
+		review := func(fail error) (said []string) {
+			err := f.s.Review(ctx, func(c secret.Secret, fields string) error {
+				said = append(said, c.Name+": "+fields)
+				return fail
+			})
+			if !errors.Is(err, fail) {
+				t.Errorf("got %v", err)
+			}
+			return said
+		}
+		if said := review(nil); len(said) > 0 {
+			t.Errorf("a new database says %q", said)
+		}
+		if err := db.Update(ctx, func(tx *store.Tx) error { // as the migration leaves it
+			_, err := tx.ExecContext(ctx, `insert into secret_review (id) values (1)`)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"claude: Authorization, X-Api-Key"}
+		for i, fail := range []error{errors.New("the log is full"), nil} {
+			if said := review(fail); !reflect.DeepEqual(said, want) {
+				t.Errorf("%d: said %q, want %q", i, said, want)
+			}
+		}
+		if said := review(nil); len(said) > 0 {
+			t.Errorf("said again: %q", said)
+		}
+	})
+}
+
 // TestEnvironment: variables hold sentinels of the sandbox that gets them, and a copy
 // of it gets its own.
 func TestEnvironment(t *testing.T) {
