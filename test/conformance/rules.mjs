@@ -231,6 +231,11 @@ describe('secrets', () => {
     const r = await (await fetch(process.env.E2B_API_URL + '/secrets', { headers: { 'X-API-KEY': process.env.E2B_API_KEY } })).text()
     assert.ok(!r.includes('a-value-of') && !r.includes(value))
     await assert.rejects(Secret.create('other', 'another-value-of-length'))
+    // Postern's own: where the value goes.
+    const placed = { 'postern.hosts': 'login.rules.test', 'postern.headers': 'x-key', 'postern.places': 'form:client_secret POST login.rules.test/token; path GET login.rules.test/bot{secret}/*' }
+    await Secret.update(made.secretId, 'a-value-of-some-length', { metadata: placed })
+    assert.deepEqual((await Secret.getInfo(made.secretId)).metadata, { ...placed, 'postern.headers': 'X-Key' })
+    await assert.rejects(Secret.update(made.secretId, 'a-value-of-some-length', { metadata: { 'postern.places': 'body POST login.rules.test/' } }), /postern.places|places\[0\]/)
     assert.equal(await Secret.destroy('other'), true)
     assert.equal(await Secret.destroy('other'), false)
     assert.equal(await Secret.exists('other'), false)
