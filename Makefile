@@ -78,7 +78,7 @@ deps-demo:
 	@test/install-npm demo
 
 deps-test: deps-demo
-	@test/install postgresql postfix nginx-light dovecot-imapd dovecot-lmtpd swaks libnet-ssleay-perl python3-django ruby-actionmailer libphp-phpmailer php-cli chromium protobuf-compiler libprotobuf-dev python3 iproute2 curl jq openssh-client rsync fonts-dejavu-core busybox-static xfsprogs gcc libc6-dev
+	@test/install postgresql postfix nginx-light dovecot-imapd dovecot-lmtpd swaks libnet-ssleay-perl python3-django ruby-actionmailer libphp-phpmailer php-cli chromium protobuf-compiler libprotobuf-dev python3 iproute2 curl jq openssh-client rsync fonts-dejavu-core busybox-static xfsprogs gcc libc6-dev default-jre-headless
 	@test/install isync mutt coq
 	@test/install-npm test/browser
 	@go tool -modfile=tools/pebble/go.mod -n pebble >/dev/null
@@ -154,6 +154,8 @@ generate:
 
 check-generated: generate
 	git diff --exit-code -- internal proto
+	@new=$$(git ls-files --others --exclude-standard -- internal proto); \
+		[ -z "$$new" ] || { echo "not committed: $$new"; exit 1; }
 
 # DENSITY is how many sandboxes are alive at once; each takes about 31 MiB.
 DENSITY ?= 50

@@ -84,7 +84,8 @@ func TestHostileNamesAreNotShown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, err := f.fleet.Create(t.Context(), f.project, sandbox.Request{Template: "base", Metadata: map[string]string{"name": name}, Options: sandbox.Options{Timeout: time.Minute}})
 			if err != nil {
-				t.Skipf("it cannot even be created: %v", err)
+				t.Logf("it cannot even be created: %v", err)
+				return
 			}
 			defer func() { _ = f.fleet.Kill(t.Context(), f.project, s.ID) }()
 			f := *f

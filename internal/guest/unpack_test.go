@@ -208,7 +208,7 @@ func FuzzUnpack(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, source string, archive []byte) {
 		if len(archive) > 1<<16 || len(source) > 1<<10 {
-			t.Skip()
+			return
 		}
 		_ = unpackHostile(t, source, archive)
 	})

@@ -66,7 +66,7 @@ func FuzzEntry(f *testing.F) {
 	f.Add("/", "a\nb")
 	f.Fuzz(func(t *testing.T, dir, name string) {
 		if CheckPath(dir) != nil {
-			t.Skip()
+			return
 		}
 		e := entryOf(dir, &filesystempb.EntryInfo{Name: name})
 		if !e.CanOpen {

@@ -50,5 +50,8 @@ func playConformance(t *testing.T, file string, env ...string) {
 	if err != nil {
 		t.Fatalf("%v\n%s\n%s", err, tail(summary, 10), tail(failures, 200))
 	}
+	if !strings.Contains(summary, "\nℹ skipped 0\n") { // for want of a variable of env, say
+		t.Errorf("tests were skipped\n%s", tail(summary, 200))
+	}
 	t.Log(tail(strings.TrimSpace(summary), 8))
 }

@@ -5,7 +5,8 @@
 //	go test -json ./... | go run ./test/report -times FILE
 //
 // It exits with 1 if a test, a package or a build failed, if a package passed
-// without running a test, and if a test of -want was not seen to end.
+// without running a test, if a test was skipped for another reason than those that
+// are permitted, and if a test of -want was not seen to end.
 package main
 
 import (
@@ -38,6 +39,8 @@ func run() (failed bool, err error) {
 	again := flag.String("again", "", "with -want, write to `FILE` the tests that may be run once more, one a line; empty if none may")
 	outputs := flag.String("outputs", "", "append to `FILE` the whole output of each test that failed or did not end")
 	all := flag.Bool("all", false, "append that of the other tests too")
+	short := flag.Bool("short", false, "permit what only whole runs must do to be skipped")
+	skips := flag.String("skips", "", "append to `FILE` the reason and the name of each test that was skipped, tab-separated")
 	flag.Parse()
 	var wanted []string
 	if *want != "" {
@@ -49,16 +52,15 @@ func run() (failed bool, err error) {
 			return false, fmt.Errorf("%s names no test", *want)
 		}
 	}
-	timesOut := io.Discard
-	if *times != "" {
-		f, err := os.OpenFile(*times, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-		if err != nil {
-			return false, err
-		}
-		timesOut = f
+	timesOut, err := appendTo(*times)
+	if err != nil {
+		return false, err
 	}
 	r := newResults()
-	r.keepAll = *all
+	r.keepAll, r.short = *all, *short
+	if r.skips, err = appendTo(*skips); err != nil {
+		return false, err
+	}
 	if err := r.read(os.Stdin, os.Stdout, timesOut, *each); err != nil {
 		return false, err
 	}
@@ -88,6 +90,14 @@ func run() (failed bool, err error) {
 	return failed, nil
 }
 
+// appendTo opens a file to append to it. Without a name nothing is kept.
+func appendTo(name string) (io.Writer, error) {
+	if name == "" {
+		return io.Discard, nil
+	}
+	return os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+}
+
 // An event is one line of "go test -json", as "go doc test2json" describes it.
 type event struct {
 	Action  string
@@ -110,7 +120,9 @@ func listed(out string) (names []string) {
 
 // results is what the events have shown.
 type results struct {
-	keepAll   bool // keep the outputs of tests that pass too
+	keepAll   bool      // keep the outputs of tests that pass too
+	short     bool      // the tests run with -short
+	skips     io.Writer // gets a line for each test that was skipped
 	failed    bool
 	notOfTest string                     // a failure that no test had, in words; empty if there is none
 	ended     map[[2]string]string       // "pass", "fail" or "skip" of each top-level test, by package and test
@@ -120,7 +132,7 @@ type results struct {
 }
 
 func newResults() *results {
-	return &results{ended: map[[2]string]string{}, outputs: map[[2]string][]string{}, around: map[string][]string{}, ran: map[string]map[string]bool{}}
+	return &results{skips: io.Discard, ended: map[[2]string]string{}, outputs: map[[2]string][]string{}, around: map[string][]string{}, ran: map[string]map[string]bool{}}
 }
 
 // read copies the results from in to out, and times to times.
@@ -156,6 +168,11 @@ func (r *results) read(in io.Reader, out, times io.Writer, each bool) error {
 		case "pass", "fail", "skip":
 			if e.Action == "fail" {
 				writeFailure(w, running[id])
+			}
+			if reason := skipReason(running[id]); e.Action == "skip" && e.Test != "" && !skip(r.skips, e.Test, reason, r.short) {
+				r.failed = true
+				r.notOfTest = e.Test + " was skipped"
+				fmt.Fprintf(w, "--- FAIL: %s was skipped (%s), and may not be: see test/report/skips.go\n", e.Test, reason)
 			}
 			delete(running, id)
 			if e.Test == "" && e.Action == "fail" {

@@ -112,8 +112,8 @@ func TestWhatIsRunOnceMore(t *testing.T) {
 		{"TestMain calls os.Exit(0), and the package passes", "main", "TestNeverRan", none, "no test of main was run"},
 		{"nothing matches, and the package passes", "none", "TestX", none, "no test of none was run"},
 		{"the build fails", "broken", "TestX", none, "the build failed"},
-		{"a listed test is missing in a run that passes", "skips", "TestSkips TestPart FuzzIt TestGone", "TestGone", none},
-		{"all pass or are skipped", "skips", "TestSkips TestPart FuzzIt", none, none},
+		{"a listed test is missing in a run that passes", "exits", "TestGood TestExits TestGone", "TestExits TestGone", none},
+		{"one is skipped that may not be", "skips", "TestSkips TestPart FuzzIt", none, "FuzzIt/seed#0 was skipped"},
 		{"one fails that is not listed", "mixed", "TestGood TestLater", none, "TestBad failed, which is not listed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -146,6 +146,44 @@ func TestWhatIsRunOnceMore(t *testing.T) {
 			t.Errorf("got %q, why %q", names, why)
 		}
 	})
+}
+
+// TestSkips: a run fails if a test was skipped, but for the permitted reasons.
+func TestSkips(t *testing.T) {
+	var out, skips strings.Builder
+	f, err := os.ReadFile("testdata/skips.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newResults()
+	r.skips = &skips
+	if err := r.read(strings.NewReader(string(f)), &out, io.Discard, false); err != nil || !r.failed {
+		t.Errorf("read: failed %v, %v; want true, nil", r.failed, err)
+	}
+	want := "no busybox here: apt-get install busybox-static\tTestSkips\nentries are never pending there\tTestPart/sqlite\nno reason\tTestPart/mute\nno reason\tFuzzIt/seed#0\n"
+	if skips.String() != want {
+		t.Errorf("skips:\n%s\nwant:\n%s", skips.String(), want)
+	}
+	if got := strings.Count(out.String(), "--- FAIL: "); got != 3 || strings.Contains(out.String(), "FAIL: TestPart/sqlite") {
+		t.Errorf("%d are refused, want 3:\n%s", got, out.String())
+	}
+	for _, tt := range []struct {
+		reason string
+		short  bool
+		want   bool
+	}{
+		{"a browser is for whole runs", true, true},
+		{"a browser is for whole runs", false, false},
+		{"this kernel joins no images: invalid argument", false, true},
+		{"POSTERN_TEST_POSTGRES is not set", true, false},
+		{"no OpenSSH client: make deps-test installs it", false, false},
+		{"no keytool", false, false},
+		{"", false, false},
+	} {
+		if got := skip(io.Discard, "TestX", tt.reason, tt.short); got != tt.want {
+			t.Errorf("skip(%q, short %v) = %v, want %v", tt.reason, tt.short, got, tt.want)
+		}
+	}
 }
 
 // TestOutputsAreWhole: what is kept of a test that failed has its subtests and the test
@@ -191,7 +229,7 @@ func TestTwice(t *testing.T) {
 		{"all pass", "func TestGood(t *testing.T) {}", 0, 1, "", "", ""},
 		{"one fails once", "func TestGood(t *testing.T) { t.Log(`good`) }\nfunc TestOnce(t *testing.T) {\n" + once + "}", 1, 0, "TestOnce (failed, then passed)\n", "the first time|the second time|second run of TestOnce, alone", "good"},
 		{"one fails twice", "func TestGood(t *testing.T) {}\nfunc TestBad(t *testing.T) { t.Fatal(`always`) }", 1, 1, "TestBad (failed twice)\n", "first run|second run|always", ""},
-		{"one is only skipped the second time", "func TestOnce(t *testing.T) {\n" + strings.Replace(once, "t.Log", "t.Skip", 1) + "}", 1, 1, "TestOnce (failed twice)\n", "first run", ""},
+		{"one is only skipped the second time", "func TestOnce(t *testing.T) {\n" + strings.Replace(once, "t.Log(`the second time`)", "t.Skip(`entries are never pending there`)", 1) + "}", 1, 1, "TestOnce (failed twice)\n", "first run", ""},
 		{"a panic takes one beside along", "func TestOnce(t *testing.T) { t.Parallel()\n\tfor !existed(`beside`) {\n\t}\n" + strings.Replace(once, "t.Fatal", "panic", 1) + "}\nfunc TestBeside(t *testing.T) { t.Parallel(); if !existed(`beside`) { os.WriteFile(`beside`, nil, 0o600); select {} } }", 1, 0, "TestOnce (failed, then passed)\nTestBeside (failed, then passed)\n", "TestBeside did not end", ""},
 		{"one has a name that begins like another's", "func TestOnce(t *testing.T) {\n" + once + "}\nfunc TestOnceMore(t *testing.T) { if existed(`TestOnce.before`) && existed(`more`) { t.Fatal(`run again`) }; os.WriteFile(`more`, nil, 0o600) }", 1, 0, "TestOnce (failed, then passed)\n", "", "run again"},
 		{"four fail", "func TestA(t *testing.T) { t.Fatal() }\nfunc TestB(t *testing.T) { t.Fatal() }\nfunc TestC(t *testing.T) { t.Fatal() }\nfunc TestD(t *testing.T) { t.Fatal() }", 1, 1, "", "first run", "second run"},
