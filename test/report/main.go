@@ -80,7 +80,7 @@ func run() (failed bool, err error) {
 		}
 	}
 	if *outputs != "" && (failed || *all) {
-		f, err := os.OpenFile(*outputs, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		f, err := os.OpenFile(*outputs, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if err != nil {
 			return failed, err
 		}
@@ -221,9 +221,10 @@ func (r *results) note(w io.Writer, e event) {
 		if e.Action == "fail" {
 			r.failed = true
 		}
-		if e.Test == "" {
+		switch e.Test {
+		case "":
 			r.notePackage(w, e)
-		} else if e.Test == top {
+		case top:
 			r.ended[id] = e.Action
 			if e.Action != "fail" && !r.keepAll {
 				delete(r.outputs, id)

@@ -212,6 +212,7 @@ func TestOutputsAreWhole(t *testing.T) {
 
 // TestTwice plays test/twice with a module whose tests fail as often as a file says.
 func TestTwice(t *testing.T) {
+	t.Parallel()
 	bin := filepath.Join(t.TempDir(), "report")
 	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
