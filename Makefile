@@ -57,7 +57,8 @@ help:
 	@echo '  make soak-fuzz    each fuzz target for SOAKFUZZTIME (60s): 1 hour'
 	@echo '  make soak-boot    boot BOOTS (3000) sandboxes, PARALLEL (6) at once beside LOAD (24) busy'
 	@echo '                    processes, and say which hung: 2 hours'
-	@echo '  make bench        measure, as ratios in one run; DENSITY (50) sandboxes at once: 15 minutes'
+	@echo '  make bench        measure, as ratios in one run; DENSITY (50) sandboxes at once: 15 minutes.'
+	@echo '                    BENCH=egress,create runs these parts alone'
 	@echo
 	@echo 'Installing and removing:'
 	@echo '  make deps-demo    the Debian and npm packages that demo needs'
@@ -157,20 +158,15 @@ check-generated: generate
 	@new=$$(git ls-files --others --exclude-standard -- internal proto); \
 		[ -z "$$new" ] || { echo "not committed: $$new"; exit 1; }
 
-# DENSITY is how many sandboxes are alive at once; each takes about 31 MiB.
+# BENCH is the parts to run, with commas between (bench -help names them). DENSITY is how many sandboxes are alive at once; each takes
+# about 31 MiB.
+BENCH ?=
+BENCHTIME ?=
+RUNS ?= 0
 DENSITY ?= 50
-bench: template
-	go test -run '^$$' -bench . -benchmem ./internal/oversight ./internal/mailbox ./internal/egress ./internal/guest/...
-	go test -run '^$$' -bench Queue10000 -benchtime 20x ./internal/console
-	go test -run '^$$' -bench Inbound -benchtime 2000x ./test/e2e
-	test/with-postgres go test -run '^$$' -bench 'Gate$$' -benchtime 800x ./test/e2e
-	test/with-postgres go test -run '^$$' -bench GateMixed -benchtime 5000x ./test/e2e
-	go test -run '^$$' -bench IdleInbox -benchtime 2000x ./test/e2e
-	go test -run '^$$' -bench 'Run$$' -benchtime 20x ./test/e2e
-	CGO_ENABLED=0 go build -trimpath -o bin/runsc gvisor.dev/gvisor/runsc
-	node test/bench.mjs bin/postern 20 $(DENSITY) bin/runsc
-	node test/bench-files.mjs bin/postern
-	node test/bench-templates.mjs bin/postern
+bench: deps-demo
+	@test/install postgresql postfix
+	go run ./test/bench -parts '$(BENCH)' -benchtime '$(BENCHTIME)' -runs $(RUNS) -density $(DENSITY)
 
 FUZZTIME ?= 10s
 fuzz:

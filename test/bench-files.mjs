@@ -11,6 +11,7 @@ import { createRequire } from 'node:module'
 import { tmpdir } from 'node:os'
 import { basename, join, resolve } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { figure, printFigures } from './figures.mjs'
 
 const require = createRequire(new URL('../demo/package.json', import.meta.url))
 const { Sandbox } = require('@e2b/code-interpreter')
@@ -159,6 +160,7 @@ for (const [name, f] of Object.entries(work)) {
   for (const [k, s] of seen.entries()) {
     const rate = (ms) => (size / 1000 / ms).toFixed(0).padStart(5)
     const ms = median(s.ms)
+    figure('Files', `${name}, 64 MiB: ${sides[k].name}`, s.ms.length, size / 1000 / ms, 'MB/s')
     console.log(`${`${name}, 64 MiB: ${sides[k].name}`.padEnd(52)} p50 ${rate(ms)}  best ${rate(Math.min(...s.ms))} MB/s  CPU ${median(s.node).toFixed(0)} node + ${median(s.server).toFixed(0)} server + ${median(s.sandbox).toFixed(0)} sandbox ms   ${(floor / ms).toFixed(2)} of node alone  (n=${s.ms.length})`)
   }
 }
@@ -190,8 +192,10 @@ for (const [name, f] of Object.entries(requests)) {
     }
   }
   for (const [k, s] of seen.entries()) {
+    figure('Files', `${name}: ${sides[k].name}`, s.ms.length, median(s.ms), 'ms')
     console.log(`${`${name}: ${sides[k].name}`.padEnd(52)} p50 ${median(s.ms).toFixed(1)}  best ${Math.min(...s.ms).toFixed(1)} ms  CPU ${median(s.server).toFixed(1)} server + ${median(s.sandbox).toFixed(1)} sandbox ms  (n=${s.ms.length})`)
   }
 }
 await Promise.all(sides.map((s) => s.end()))
+printFigures()
 process.exit(0)

@@ -9,6 +9,7 @@ import { createRequire } from 'node:module'
 import { cpus, loadavg, tmpdir } from 'node:os'
 import { join, resolve } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { figure, printFigures } from './figures.mjs'
 
 const require = createRequire(new URL('../demo/package.json', import.meta.url))
 const { Sandbox, Template, waitForFile } = require('@e2b/code-interpreter')
@@ -43,8 +44,11 @@ const disk = () => Number(execFileSync('du', ['-sk', join(dir, 'templates')], { 
 console.log(`Templates (load ${loadavg()[0].toFixed(1)} on ${cpus().length} processors)`)
 let steps = Template().fromTemplate('base')
 for (let i = 0; i < 20; i++) steps = steps.runCmd(`mkdir -p ~/step && head -c 100000 /dev/urandom > ~/step/${i}`)
-line('20 steps, no layer exists', `${((await time(() => Template.build(steps, 'bench-steps'))) / 1000).toFixed(1)} s`)
-line('20 steps, all layers exist', `${((await time(() => Template.build(steps, 'bench-steps'))) / 1000).toFixed(1)} s`)
+for (const name of ['20 steps, no layer exists', '20 steps, all layers exist']) {
+  const s = (await time(() => Template.build(steps, 'bench-steps'))) / 1000
+  figure('Templates', name, 1, s, 's')
+  line(name, `${s.toFixed(1)} s`)
+}
 
 const started = Template().fromTemplate('base').runCmd('echo of the template > ~/note').setStartCmd('touch /tmp/started && sleep infinity', waitForFile('/tmp/started'))
 await Template.build(started, 'bench-started')
@@ -62,6 +66,8 @@ for (let i = 0; i <= runs; i++) {
   }
 }
 const [base, custom] = Object.values(echo).map(median)
+figure('Templates', 'create → echo, base', runs, base, 'ms')
+figure('Templates', 'create → echo, template with a start command', runs, custom, 'ms')
 line('create → echo, base, p50', `${base.toFixed(0)} ms`)
 line('create → echo, template with a start command, p50', `${custom.toFixed(0)} ms, ${(custom / base).toFixed(2)} of base (n=${runs})`)
 
@@ -75,5 +81,7 @@ for (let i = 0; i < 10; i++) {
   more.push(disk() - before)
 }
 line('ten templates with base on the disk, beside one', `${(size + more[9]).toFixed(0)} MB, ${((size + more[9]) / (size + more[0])).toFixed(2)} × one; each takes ${(more[9] / 10).toFixed(1)} MB`)
+figure('Templates', 'disk of each further template', 10, more[9] / 10, 'MB')
 server.kill('SIGTERM')
 await ended
+printFigures()

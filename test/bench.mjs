@@ -8,6 +8,8 @@
 //   node test/bench.mjs POSTERN [RUNS] [DENSITY] [RUNSC]
 //
 // With RUNSC, gVisor's own program, plain gVisor starts the same root file system.
+// ONLY=create;command in the environment selects among create, command, pause, memory and
+// density. The last lines are the medians, for test/bench.
 // test/bench-files.mjs measures file transfers.
 import { execFileSync, spawn } from 'node:child_process'
 import { mkdirSync, mkdtempSync, openSync, readFileSync, readdirSync, realpathSync, rmSync, writeFileSync } from 'node:fs'
@@ -16,6 +18,7 @@ import { createRequire } from 'node:module'
 import { cpus, loadavg, tmpdir } from 'node:os'
 import { join, resolve } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { figure, printFigures } from './figures.mjs'
 
 const require = createRequire(new URL('../demo/package.json', import.meta.url))
 const { Sandbox } = require('@e2b/code-interpreter')
@@ -23,18 +26,28 @@ const postern = resolve(process.argv[2])
 const runs = Number(process.argv[3] ?? 20)
 const density = Number(process.argv[4] ?? 0)
 const runsc = process.argv[5]
+const sections = ['create', 'command', 'pause', 'memory', 'density']
+const only = process.env.ONLY ? process.env.ONLY.split(';') : sections
+for (const x of only) if (!sections.includes(x)) throw new Error(`ONLY=${x}: there are ${sections.join(', ')}`)
+const wants = (...xs) => xs.some((x) => only.includes(x))
 
 const percentile = (xs, p) => xs.toSorted((a, b) => a - b)[Math.min(xs.length - 1, Math.floor(xs.length * p))]
 const median = (xs) => percentile(xs, 0.5)
 // Milliseconds are shown as a part of a cold start too, once that is known.
 let coldStart = 0
 function report(name, xs, unit = 'ms', digits = 1, faster = 0) {
+  figure('Sandbox', name, xs.length, median(xs), unit)
   const f = (x) => x.toFixed(digits)
   let ratio = ''
   if (faster) ratio = `   ${(faster / median(xs)).toFixed(1)} × faster than cold`
   else if (coldStart && unit === 'ms') ratio = `   ${(median(xs) / coldStart).toFixed(2)} of a cold start`
   console.log(`${name.padEnd(52)} p50 ${f(median(xs))}  p95 ${f(percentile(xs, 0.95))}  p99 ${f(percentile(xs, 0.99))} ${unit}  (n=${xs.length})${ratio}`)
   return median(xs)
+}
+// reportOne is of a figure that is measured once, of n things.
+function reportOne(name, value, unit, digits, n, more = '') {
+  figure('Sandbox', name, n, value, unit)
+  console.log(`${name.padEnd(52)} ${value.toFixed(digits)} ${unit}${more}`)
 }
 function section(name) {
   console.log(`\n${name} (load ${loadavg()[0].toFixed(1)} on ${cpus().length} processors)`)
@@ -266,27 +279,29 @@ while True:
   report('fork: the longest pause of a program in the parent', still)
 }
 
-section('Starts')
-const cold = await serve(['--cold'], async () => {
+async function createCold() {
+  section('Starts')
   const { echo, python, work } = await starts(0)
   const c = { echo: report('cold start: create → first echo', echo), python: report('cold start: create → first runCode', python) }
-  report('  processor time meanwhile', work)
+  report('  cold start: processor time meanwhile', work)
   return c
-})
-if (runsc) plain()
-coldStart = cold.echo
-await serve(['--pool-max', '0', '--pool-min', '0'], async () => {
+}
+
+async function createFromSnapshot() {
   // The server prepares the next sandboxes in the time between two.
   const { echo, python, work } = await starts(1000)
   report('from snapshot: create → first echo', echo, 'ms', 1, cold.echo)
   report('from snapshot: create → first runCode', python, 'ms', 1, cold.python)
-  report('  processor time meanwhile', work)
-})
-await serve(['--pool-min', '2'], async () => {
+  report('  from snapshot: processor time meanwhile', work)
+}
+
+async function createFromPool() {
   const { echo, python } = await starts(1000)
   report('from the pool: create → first echo', echo, 'ms', 1, cold.echo)
   report('from the pool: create → first runCode', python, 'ms', 1, cold.python)
+}
 
+async function commands() {
   section('Commands')
   const s = await Sandbox.create()
   await sleep(3000) // the pool is full again
@@ -297,7 +312,7 @@ await serve(['--pool-min', '2'], async () => {
   }
   const began = cpu()
   report('commands.run("true")', await each(200, () => s.commands.run('true')))
-  console.log(`${'  processor time of each'.padEnd(52)} ${((cpu() - began) * 5).toFixed(1)} ms`)
+  reportOne('  processor time of each', (cpu() - began) * 5, 'ms', 1, 200)
   report('commands.run("/bin/true")', await each(100, () => s.commands.run('/bin/true')))
   report('commands.run("true", {cwd: "/tmp"})', await each(100, () => s.commands.run('true', { cwd: '/tmp' })))
   report('commands.run("true", {user: "root"})', await each(100, () => s.commands.run('true', { user: 'root' })))
@@ -306,10 +321,15 @@ await serve(['--pool-min', '2'], async () => {
   await s.commands.run('chmod +x /tmp/nothing')
   await s.files.write('/tmp/spawn.py', spawnInside)
   const inside = JSON.parse((await s.commands.run('python3 /tmp/spawn.py')).stdout)
+  for (const [name, ms] of Object.entries(inside)) figure('Sandbox', `floor: a process inside, ${name}`, 60, ms, 'ms')
   console.log(`${'  floor: a process inside, p50'.padEnd(52)} nothing ${inside.static.toFixed(1)}, /bin/true ${inside.true.toFixed(1)}, sh ${inside.sh.toFixed(1)}, bash -l ${inside.bash.toFixed(1)} ms`)
   report('runCode("1"), warm', await each(50, () => s.runCode('1')))
+  await s.kill()
+}
 
+async function pauses() {
   section('Pause, resume, fork')
+  const s = await Sandbox.create()
   // 256 MiB of memory that no compression and no zero page makes smaller.
   await s.runCode('import os; dirty = bytearray(os.urandom(256 << 20))')
   const pause = []
@@ -331,34 +351,52 @@ await serve(['--pool-min', '2'], async () => {
   report('resume, 256 MiB dirty, later', later)
   await s.kill()
   await forks()
+}
 
+async function memory() {
   section('Memory')
-
   await sleep(2000)
   const before = memoryMB()
   const many = []
   for (let i = 0; i < 10; i++) many.push(await Sandbox.create())
   await Promise.all(many.map((x) => x.runCode('1')))
   await sleep(12_000) // the pool has shrunk again
-  console.log(`${'memory of a sandbox with its interpreter'.padEnd(52)} ${((memoryMB() - before) / many.length).toFixed(1)} MiB PSS (of 10)`)
+  reportOne('memory of a sandbox with its interpreter', (memoryMB() - before) / many.length, 'MiB', 1, many.length, ' PSS (of 10)')
   await Promise.all(many.map((x) => x.kill()))
-})
-if (density) {
-  await serve(['--pool-max', '0', '--pool-min', '0'], async () => {
-    section(`${density} sandboxes`)
-    const all = []
-    const made = []
-    const before = cpu()
-    for (let i = 0; i < density; i += 4) {
-      await Promise.all(Array.from({ length: Math.min(4, density - i) }, async () => made.push(await time(async () => all.push(await Sandbox.create({ timeoutMs: 3600_000 }))))))
-    }
-    const c = report(`create, ${density} in all, four at a time`, made)
-    console.log(`${'  its p95 to its p50'.padEnd(52)} ${(percentile(made, 0.95) / c).toFixed(1)}`)
-    console.log(`${'  processor time of each'.padEnd(52)} ${((cpu() - before) / density).toFixed(3)} s`)
-    const answer = []
-    for (const s of all) answer.push(await time(() => s.commands.run('true')))
-    report(`a command in each of ${density}`, answer)
-    console.log(`${`memory of ${density}`.padEnd(52)} ${(memoryMB() / density).toFixed(1)} MiB PSS each`)
-    await Promise.all(all.map((x) => x.kill()))
+}
+
+async function many() {
+  section(`${density} sandboxes`)
+  const all = []
+  const made = []
+  const before = cpu()
+  for (let i = 0; i < density; i += 4) {
+    await Promise.all(Array.from({ length: Math.min(4, density - i) }, async () => made.push(await time(async () => all.push(await Sandbox.create({ timeoutMs: 3600_000 }))))))
+  }
+  const c = report(`create, ${density} in all, four at a time`, made)
+  console.log(`${'  its p95 to its p50'.padEnd(52)} ${(percentile(made, 0.95) / c).toFixed(1)}`)
+  reportOne(`  processor time of each of ${density}`, (cpu() - before) / density, 's', 3, density)
+  const answer = []
+  for (const s of all) answer.push(await time(() => s.commands.run('true')))
+  report(`a command in each of ${density}`, answer)
+  reportOne(`memory of ${density}`, memoryMB() / density, 'MiB', 1, density, ' PSS each')
+  await Promise.all(all.map((x) => x.kill()))
+}
+
+let cold = { echo: 0, python: 0 } // medians
+if (wants('create')) {
+  cold = await serve(['--cold'], createCold)
+  if (runsc) plain()
+  coldStart = cold.echo
+  await serve(['--pool-max', '0', '--pool-min', '0'], createFromSnapshot)
+}
+if (wants('create', 'command', 'pause', 'memory')) {
+  await serve(['--pool-min', '2'], async () => {
+    if (wants('create')) await createFromPool()
+    if (wants('command')) await commands()
+    if (wants('pause')) await pauses()
+    if (wants('memory')) await memory()
   })
 }
+if (wants('density') && density) await serve(['--pool-max', '0', '--pool-min', '0'], many)
+printFigures()
