@@ -42,7 +42,12 @@ help:
 	@echo '  make deadcode     the functions that the programs cannot reach'
 	@echo
 	@echo 'Before a change lands:'
-	@echo '  make test         install what the tests need and pass them all: 20 minutes on 2 cores'
+	@echo '  make test         install what the tests need and pass them all: 20 minutes on 2 cores. If its last'
+	@echo '                    lines say "run twice", a test of the real program failed and then passed: that is a'
+	@echo '                    defect too (see CONTRIBUTING.md)'
+	@echo '  make bench AGAINST=main BENCH=egress,create'
+	@echo '                    for changes of a hot path: run these parts of main and of this checkout in turns,'
+	@echo '                    in ROUNDS (5), and fail if a figure lost more than 5 %; minutes for each part'
 	@echo '  make generate     the Go code of proto/ anew; make check-generated fails if that changes it'
 	@echo '  make access       check every page of the console with axe-core: 10 minutes'
 	@echo '  make hundred      play a reviewer who decides a hundred actions in a browser, with ten traps: 5 minutes'
@@ -158,15 +163,18 @@ check-generated: generate
 	@new=$$(git ls-files --others --exclude-standard -- internal proto); \
 		[ -z "$$new" ] || { echo "not committed: $$new"; exit 1; }
 
-# BENCH is the parts to run, with commas between (bench -help names them). DENSITY is how many sandboxes are alive at once; each takes
+# BENCH is the parts to run, with commas between (bench -help names them), AGAINST a commit to
+# compare with in ROUNDS turns. DENSITY is how many sandboxes are alive at once; each takes
 # about 31 MiB.
 BENCH ?=
+AGAINST ?=
+ROUNDS ?= 5
 BENCHTIME ?=
 RUNS ?= 0
 DENSITY ?= 50
 bench: deps-demo
 	@test/install postgresql postfix
-	go run ./test/bench -parts '$(BENCH)' -benchtime '$(BENCHTIME)' -runs $(RUNS) -density $(DENSITY)
+	go run ./test/bench -parts '$(BENCH)' -against '$(AGAINST)' -rounds $(ROUNDS) -benchtime '$(BENCHTIME)' -runs $(RUNS) -density $(DENSITY)
 
 FUZZTIME ?= 10s
 fuzz:

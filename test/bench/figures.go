@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -44,4 +45,13 @@ func parse(in io.Reader) (figures, error) {
 		}
 	}
 	return out, lines.Err()
+}
+
+// median returns the middle of values, of which there is at least one.
+func median(values []float64) float64 {
+	v := slices.Sorted(slices.Values(values))
+	if n := len(v); n%2 == 0 {
+		return (v[n/2-1] + v[n/2]) / 2
+	}
+	return v[len(v)/2]
 }

@@ -1,8 +1,13 @@
-// Command bench runs the benchmarks.
+// Command bench runs the benchmarks, or compares them with those of another commit.
 //
 //	make bench BENCH=egress,create
+//	make bench BENCH=egress,create AGAINST=main
 //
-// It exits with 1 if a part fails or measures nothing.
+// With AGAINST it builds that commit beside this one, runs each part of both in turns on
+// this machine, and names each figure that lost more than 5 %. It exits with 1 if one lost
+// more than its rounds differ, and if a part fails or measures nothing.
+//
+// What it says is relative: it compares two builds in one run, and no test asserts a time.
 package main
 
 import (
@@ -26,8 +31,10 @@ import (
 func main() {
 	var b bench
 	flag.StringVar(&b.list, "parts", "", "the `parts` to run, with commas between; all if empty: "+partNames())
+	flag.StringVar(&b.against, "against", "", "the `commit` to compare with")
+	flag.IntVar(&b.rounds, "rounds", 5, "how many times each part of each commit is run, with -against; 5 or more")
 	flag.StringVar(&b.benchtime, "benchtime", "", "how long each Go benchmark runs, as -benchtime of go test; each part has its own")
-	flag.IntVar(&b.runs, "runs", 0, "how often the scripts of node repeat what they measure; each has its own number")
+	flag.IntVar(&b.runs, "runs", 0, "how often the scripts of node repeat what they measure; each has its own number, and with -against it is 7 in each round")
 	flag.IntVar(&b.density, "density", 50, "how many sandboxes are alive at once in the part density")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -39,10 +46,13 @@ func main() {
 	}
 }
 
+// errLost means that a figure is worse than that of the other commit.
+var errLost = errors.New("figures lost more than 5 %: see above")
+
 // A bench is one call of this program. It runs in the root of the checkout.
 type bench struct {
-	list, benchtime string
-	runs, density   int
+	list, against, benchtime string
+	rounds, runs, density    int
 
 	kept io.Writer // the file that keeps the figures
 	out  io.Writer // that, and standard output
@@ -60,6 +70,9 @@ func (b *bench) main(ctx context.Context) error {
 	chosen, err := choose(b.list)
 	if err != nil {
 		return err
+	}
+	if b.against != "" && b.rounds < leastRounds {
+		return fmt.Errorf("with fewer than %d rounds nobody can tell noise from a loss", leastRounds)
 	}
 	root, err := os.Getwd()
 	if err != nil {
@@ -82,7 +95,11 @@ func (b *bench) main(ctx context.Context) error {
 	}
 	defer os.RemoveAll(temp)
 	here := side{name: "this checkout", dir: root, cache: lookup("POSTERN_CACHE", "/var/cache/postern"), bin: filepath.Join(temp, "here")}
-	err = b.measure(ctx, chosen, here)
+	if b.against == "" {
+		err = b.measure(ctx, chosen, here)
+	} else {
+		err = b.pair(ctx, chosen, here, temp)
+	}
 	if err == nil {
 		err = kept.Close()
 	}
@@ -115,6 +132,103 @@ func (b *bench) measure(ctx context.Context, chosen []part, here side) error {
 	return nil
 }
 
+// pair runs the parts of both commits in turns, and compares them.
+func (b *bench) pair(ctx context.Context, chosen []part, here side, temp string) error {
+	commit, err := exec.CommandContext(ctx, "git", "rev-parse", "--verify", "--end-of-options", b.against+"^{commit}").Output()
+	if err != nil {
+		return fmt.Errorf("find commit %s: %w", b.against, err)
+	}
+	hash := strings.TrimSpace(string(commit))
+	other := side{name: b.against + " (" + hash[:12] + ")", dir: filepath.Join(temp, "checkout"), cache: filepath.Join(temp, "cache"), bin: filepath.Join(temp, "other")}
+	if err := checkout(ctx, hash, other.dir); err != nil {
+		return fmt.Errorf("check out %s: %w", other.name, err)
+	}
+	if err := b.build(ctx, here, chosen); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(chosen, func(p part) bool { return p.program }) {
+		// The packages that the template is made of, and the template itself if it is the same.
+		if err := b.command(ctx, here, nil, io.Discard, "cp", "-a", "--reflink=auto", here.cache, other.cache); err != nil {
+			return err
+		}
+	}
+	if err := b.build(ctx, other, chosen); err != nil {
+		return fmt.Errorf("build %s: %w", other.name, err)
+	}
+	fmt.Fprintf(b.out, "%d rounds of each part: %s, and %s\n", b.rounds, other.name, here.name)
+	var all []comparison
+	var failed []string
+	for _, p := range chosen {
+		old, now, err := b.inTurns(ctx, p, other, here)
+		if err != nil {
+			fmt.Fprintf(b.out, "FAIL %s: %v\n", p.name, err)
+			failed = append(failed, p.name)
+			continue
+		}
+		compared := compare(p.name, old, now)
+		if !slices.ContainsFunc(compared, func(c comparison) bool { return c.verdict != gone && c.verdict != added }) {
+			fmt.Fprintf(b.out, "FAIL %s: the two commits have no figure in common\n", p.name)
+			failed = append(failed, p.name)
+		}
+		all = append(all, compared...)
+	}
+	loss := show(b.out, all)
+	if len(failed) > 0 {
+		err = fmt.Errorf("these parts failed: %s", strings.Join(failed, ", "))
+	}
+	if loss {
+		err = errors.Join(errLost, err)
+	}
+	return err
+}
+
+// inTurns runs a part of two sides in turns. Which is first changes from round to round, so
+// that none always has what the other has left of the machine.
+func (b *bench) inTurns(ctx context.Context, p part, other, here side) (old, now []figures, err error) {
+	for i := range b.rounds {
+		fmt.Fprintf(b.out, "%s: round %d of %d\n", p.name, i+1, b.rounds)
+		order := []side{other, here}
+		if i%2 == 1 {
+			slices.Reverse(order)
+		}
+		for _, s := range order {
+			f, err := b.run(ctx, s, p, false)
+			if err != nil {
+				return nil, nil, fmt.Errorf("%s: %w", s.name, err)
+			}
+			if s == here {
+				now = append(now, f)
+			} else {
+				old = append(old, f)
+			}
+		}
+	}
+	return old, now, nil
+}
+
+// checkout writes the files of a commit into a new directory. It is no worktree of Git's:
+// that one would stay registered if this process is killed.
+func checkout(ctx context.Context, hash, dir string) error {
+	if err := os.Mkdir(dir, 0o750); err != nil {
+		return err
+	}
+	archive := exec.CommandContext(ctx, "git", "archive", hash)
+	unpack := exec.CommandContext(ctx, "tar", "-x", "-C", dir)
+	var errs bytes.Buffer
+	archive.Stderr, unpack.Stderr = &errs, &errs
+	var err error
+	if unpack.Stdin, err = archive.StdoutPipe(); err != nil {
+		return err
+	}
+	if err := unpack.Start(); err != nil {
+		return err
+	}
+	if err := errors.Join(archive.Run(), unpack.Wait()); err != nil {
+		return fmt.Errorf("%w: %s", err, errs.String())
+	}
+	return nil
+}
+
 // build makes what the parts need, by the checkout's own Makefile.
 func (b *bench) build(ctx context.Context, s side, chosen []part) error {
 	fmt.Fprintf(os.Stdout, "building %s\n", s.name)
@@ -131,7 +245,7 @@ func (b *bench) build(ctx context.Context, s side, chosen []part) error {
 		switch {
 		case p.pkg != "":
 			err = b.command(ctx, s, nil, os.Stdout, "go", "test", "-c", "-o", s.binary(p), p.pkg)
-		case p.runsc:
+		case p.runsc && b.against == "":
 			err = b.command(ctx, s, nil, os.Stdout, "go", "build", "-o", filepath.Join("bin", "runsc"), "gvisor.dev/gvisor/runsc")
 		}
 		if err != nil {
@@ -181,6 +295,9 @@ func (b *bench) argv(s side, p part) (argv, env []string, dir string) {
 	}
 	if p.script != "" {
 		runs := p.runs
+		if b.against != "" {
+			runs = 7
+		}
 		if b.runs > 0 {
 			runs = b.runs
 		}
@@ -189,7 +306,7 @@ func (b *bench) argv(s side, p part) (argv, env []string, dir string) {
 			return argv, nil, s.dir
 		}
 		argv = append(argv, strconv.Itoa(b.density))
-		if runsc := filepath.Join(s.dir, "bin", "runsc"); p.runsc {
+		if runsc := filepath.Join(s.dir, "bin", "runsc"); p.runsc && b.against == "" {
 			argv = append(argv, runsc)
 		}
 		return argv, []string{"ONLY=" + p.only}, s.dir

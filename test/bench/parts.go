@@ -19,7 +19,7 @@ type part struct {
 	script string // of node
 	only   string // the section of the script that is run; empty for all of it
 	runs   int    // how often it repeats what it measures
-	runsc  bool   // it measures gVisor's own program too
+	runsc  bool   // it measures gVisor's own program too, but not if commits are compared
 
 	program bool // it runs bin/postern, with the template base
 }
