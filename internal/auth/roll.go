@@ -119,7 +119,7 @@ func ReadRoll(ctx context.Context, tx *store.Tx, project string, now time.Time) 
 		person := Principal{Kind: Person, ID: name}.String()
 		r.Add(person, role, changes[id]...)
 		noted, _ := p.Values["changes"].(int64)
-		most, err := tx.Newest("changes of "+id, count[id])
+		most, err := tx.Newest(store.All(), "changes of "+id, count[id])
 		if err != nil {
 			return Roll{}, err
 		}
@@ -133,7 +133,7 @@ func ReadRoll(ctx context.Context, tx *store.Tx, project string, now time.Time) 
 	// The attack: the row of a colleague is deleted, so that an owner seems to be
 	// the only person. The program itself never deletes an account.
 	n := int64(len(people))
-	most, err := tx.Newest("people of "+project, n)
+	most, err := tx.Newest(store.All(), "people of "+project, n)
 	if err == nil && most > n {
 		r.Doubt(Principal{Kind: Person, ID: "removed from the database"}.String())
 	}
@@ -309,7 +309,7 @@ func sealChange(ctx context.Context, tx *store.Tx, id string, at int64, what Ope
 	if err := tx.One(ctx, `update person set changes = changes + 1 where id = $1 returning changes`, []any{id}, &n); err != nil {
 		return fmt.Errorf("count changes of account: %w", err)
 	}
-	_, err := tx.Newest("changes of "+id, n)
+	_, err := tx.Newest(store.All(), "changes of "+id, n)
 	return err
 }
 

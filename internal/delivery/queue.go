@@ -114,9 +114,9 @@ func (q *Queue) Unroutable(ctx context.Context, inbox string, recipients []strin
 // recall makes deliveries uncertain that this process has started more often
 // than their rows say. The attack: somebody restores an older version of a row,
 // so that the recipient gets the message twice.
-func (q *Queue) recall(action string, ds []Delivery) {
+func (q *Queue) recall(tx *store.Tx, action string, ds []Delivery) {
 	for i := range ds {
-		if d := &ds[i]; d.open() && q.gate.PartBegun(action, d.n) > d.Attempts {
+		if d := &ds[i]; d.open() && q.gate.PartBegun(tx, action, d.n) > d.Attempts {
 			d.State, d.Detail = Uncertain, "an older version of its row in the database was put back behind the server's back: it may or may not have been sent"
 		}
 	}
@@ -125,7 +125,7 @@ func (q *Queue) recall(action string, ds []Delivery) {
 // PartsOf implements [oversight.Parter].
 func (q *Queue) PartsOf(ctx context.Context, tx *store.Tx, a oversight.Action) (out []oversight.Part, err error) {
 	ds, err := deliveries(ctx, tx, a.ID, nil)
-	q.recall(a.ID, ds)
+	q.recall(tx, a.ID, ds)
 	for _, d := range ds {
 		out = append(out, d.part())
 	}
@@ -210,7 +210,7 @@ func (q *Queue) Execute(ctx context.Context, a oversight.Action) oversight.Outco
 	_ = g.Wait() // no function returns an error
 	err = q.db.View(done, func(tx *store.Tx) error {
 		ds, err = deliveries(done, tx, a.ID, &env)
-		q.recall(a.ID, ds)
+		q.recall(tx, a.ID, ds)
 		return err
 	})
 	if err != nil {
@@ -274,7 +274,7 @@ func (q *Queue) enqueue(ctx context.Context, a oversight.Action, env mail.Envelo
 		if ds, err = deliveries(ctx, tx, a.ID, &env); err != nil {
 			return err
 		}
-		q.recall(a.ID, ds)
+		q.recall(tx, a.ID, ds)
 		lost := q.parts.Directory.MaySend(ctx, tx, b)
 		if lost != nil && !errors.Is(lost, directory.ErrDomain) {
 			return lost
@@ -419,7 +419,7 @@ func (q *Queue) begin(ctx context.Context, a oversight.Action, b directory.Inbox
 		if err != nil {
 			return err
 		}
-		q.recall(a.ID, ds)
+		q.recall(tx, a.ID, ds)
 		var wait time.Time
 		var why string
 		if a.Kind != policy.KindCopy { // overseers of a suspended inbox still get their copies

@@ -161,7 +161,7 @@ func (q *Queue) Interrupted(ctx context.Context, tx *store.Tx, a oversight.Actio
 			return oversight.Outcome{}, err
 		}
 	}
-	q.recall(a.ID, ds)
+	q.recall(tx, a.ID, ds)
 	if len(ds) == 0 {
 		return oversight.Outcome{State: oversight.Approved, Detail: "the program stopped before anything was sent"}, nil
 	}

@@ -342,6 +342,10 @@ type Watcher interface {
 // each may have some 100 KB, with its request and context.
 const maxPage = 100
 
+// maxRemembered is of how many actions and parts a gate remembers the versions, at least:
+// of the most recent ones, since an attacker gains most from their old rows.
+const maxRemembered = 50_000
+
 // Gate is the one way out. It is safe for concurrent use.
 type Gate struct {
 	log   *slog.Logger
@@ -359,13 +363,13 @@ type Gate struct {
 	// bound checks proposals of sandboxes, see Bound; may be nil
 	bound func(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind) error
 
-	memory memory // latest versions that this program moved actions to
+	memory *store.Memory // the latest versions that this program moved actions to, and attempts of their parts
 }
 
 // NewGate returns a gate that applies the policies of judge. Every kind needs an
 // executor, see [Gate.Handle].
 func NewGate(log *slog.Logger, db *store.DB, judge Judge) *Gate {
-	return &Gate{log: log, db: db, judge: judge, exec: map[policy.Kind]Executor{}, wake: make(chan struct{}, 1), room: maxHeld, page: maxPage, held: semaphore.NewWeighted(maxHeld), memory: memory{new: map[string]int64{}}}
+	return &Gate{log: log, db: db, judge: judge, exec: map[policy.Kind]Executor{}, wake: make(chan struct{}, 1), room: maxHeld, page: maxPage, held: semaphore.NewWeighted(maxHeld), memory: db.NewMemory(maxRemembered)}
 }
 
 // Handle sets the executor for a kind of action. It must not be called after

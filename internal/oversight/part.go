@@ -193,11 +193,16 @@ func (g *Gate) noteParts(ctx context.Context, tx *store.Tx, a *Action) error {
 // BeginPart makes this program remember, once tx is committed, how often part n of an
 // action has begun.
 func (g *Gate) BeginPart(tx *store.Tx, action string, n int, attempts int64) {
-	tx.AfterCommit(func() { g.memory.moved(action+" "+strconv.Itoa(n), attempts) })
+	g.memory.Remember(tx, partOf(action, n), attempts)
 }
 
-// PartBegun returns how often part n has begun, as far as this program remembers.
-func (g *Gate) PartBegun(action string, n int) int64 {
-	attempts, _ := g.memory.version(action + " " + strconv.Itoa(n))
+// PartBegun returns how often part n has begun, as far as this program remembers: at
+// least as often as a row of it says that tx has read, unless that was put back. Parts
+// begin in the turn [store.All].
+func (g *Gate) PartBegun(tx *store.Tx, action string, n int) int64 {
+	attempts, _ := g.memory.Newest(tx, store.All(), partOf(action, n))
 	return attempts
 }
+
+// partOf returns the name of a part in the gate's memory.
+func partOf(action string, n int) string { return action + " " + strconv.Itoa(n) }

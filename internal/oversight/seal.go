@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"postern/internal/audit"
@@ -130,7 +129,8 @@ func (s standing) agrees(a *Action) bool {
 }
 
 // doubt returns why the row of a, as it was read, cannot be trusted, or "" and the
-// values of the row. Whoever writes it has its turn, so that it does not change.
+// values of the row. The row is that of tx's snapshot, which may be older than what others
+// have committed since, unless tx has a's turn.
 func (g *Gate) doubt(ctx context.Context, tx *store.Tx, a *Action) (why string, row map[string]any, err error) {
 	rows, err := tx.Rows(ctx, sealedActions(), false, `id = $1`, a.ID)
 	if err != nil {
@@ -149,7 +149,7 @@ func (g *Gate) doubt(ctx context.Context, tx *store.Tx, a *Action) (why string, 
 	if !on.agrees(a) {
 		return fmt.Sprintf("its row in the database says that it is %s at version %d, but the record does not", a.State, a.Version), nil, nil
 	}
-	if v, ok := g.memory.version(a.ID); ok && v > a.Version {
+	if v, ok := g.memory.Newest(tx, a.turn(), a.ID); ok && v > a.Version {
 		return fmt.Sprintf("its row in the database is at version %d again, but was already at %d", a.Version, v), nil, nil
 	}
 	if a.State != Pending || a.votes == 0 {
@@ -200,8 +200,12 @@ func (g *Gate) trust(ctx context.Context, tx *store.Tx, a *Action) (row map[stri
 
 // Trusted returns an error that wraps [ErrTampered] unless this program wrote the row
 // of a, which was read in tx. An executor whose effect comes after the action is done
-// calls it before that effect.
+// calls it before that effect, in a [store.DB.View] or in the action's turn: elsewhere
+// the row and its record may be of two moments.
 func (g *Gate) Trusted(ctx context.Context, tx *store.Tx, a *Action) error {
+	if !tx.Steady(a.turn()) {
+		return fmt.Errorf("check action %s of %s in the turn of %s: %w", a.ID, a.turn(), tx.Turn(), ErrStale)
+	}
 	_, err := g.trust(ctx, tx, a)
 	return err
 }
@@ -218,8 +222,7 @@ func (g *Gate) seal(ctx context.Context, tx *store.Tx, a *Action) error {
 
 // remember remembers a's version once tx is committed.
 func (g *Gate) remember(tx *store.Tx, a *Action) {
-	id, version := a.ID, a.Version
-	tx.AfterCommit(func() { g.memory.moved(id, version) })
+	g.memory.Remember(tx, a.ID, a.Version)
 }
 
 // distrust moves an action whose row this program did not write to a state from which
@@ -235,7 +238,8 @@ func (g *Gate) distrust(ctx context.Context, tx *store.Tx, id, why, detail strin
 	if err != nil {
 		return err
 	}
-	if v, ok := g.memory.version(id); ok {
+	// The row may not say truly whose turn is a's, and a version that is too large does no harm.
+	if v, ok := g.memory.Newest(tx, store.All(), id); ok {
 		on.version = max(on.version, v)
 	}
 	e := distrusted{answer: answer{now: time.Now()}, why: why, detail: detail, on: on}
@@ -330,44 +334,6 @@ func wrap(what string, err error) error {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", what, err)
-}
-
-// memory holds the latest versions that this program has moved actions to, of the
-// most recent ones: an attacker gains most from old rows of recent actions. When new
-// is full it becomes old, and the former old is dropped.
-type memory struct {
-	mu       sync.Mutex // guards what follows
-	new, old map[string]int64
-}
-
-// maxRemembered bounds each half of a memory.
-const maxRemembered = 50_000
-
-// moved remembers a version, unless it knows a later one.
-func (m *memory) moved(id string, version int64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if v, ok := m.versionLocked(id); ok && v > version {
-		return
-	}
-	if len(m.new) >= maxRemembered {
-		m.old, m.new = m.new, map[string]int64{}
-	}
-	m.new[id] = version
-}
-
-func (m *memory) version(id string) (int64, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.versionLocked(id)
-}
-
-func (m *memory) versionLocked(id string) (int64, bool) {
-	if v, ok := m.new[id]; ok {
-		return v, true
-	}
-	v, ok := m.old[id]
-	return v, ok
 }
 
 // Adopt upgrades a database of a version without seals, once: it seals settled

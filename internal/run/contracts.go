@@ -173,7 +173,7 @@ func (s *Service) boundaryIn(ctx context.Context, tx *store.Tx, project string) 
 	if !tx.Sealed("boundary of runs", sealBoundary(project, out.Version, out.Text), seal) {
 		return Stored{}, errBoundary
 	}
-	if last, err := tx.Newest("boundary "+project, out.Version); err != nil || last > out.Version {
+	if last, err := tx.Newest(store.Project(project), "boundary "+project, out.Version); err != nil || last > out.Version {
 		return Stored{}, errors.Join(errBoundary, err)
 	}
 	if out.Text == "" {
@@ -267,7 +267,7 @@ func (s *Service) setBoundary(ctx context.Context, who auth.Principal, text stri
 		if err != nil {
 			return fmt.Errorf("store boundary: %w", err)
 		}
-		if _, err := tx.Newest("boundary "+who.Project, out.Version); err != nil {
+		if _, err := tx.Newest(store.Project(who.Project), "boundary "+who.Project, out.Version); err != nil {
 			return err
 		}
 		return audit.Append(ctx, tx, who, verb, who.Project, audit.Fields{"digest": out.Digest, "version": strconv.FormatInt(out.Version, 10)})

@@ -308,7 +308,7 @@ func (s *Store) Update(ctx context.Context, who auth.Principal, idOrName string,
 		if err := tx.Seal(ctx, Sealed(), `id = $1`, c.ID); err != nil {
 			return err
 		}
-		if _, err := tx.Newest(newestOf(c.ID), c.revision); err != nil {
+		if _, err := tx.Newest(store.All(), newestOf(c.ID), c.revision); err != nil {
 			return err
 		}
 		verb := audit.SecretUpdate
@@ -476,7 +476,7 @@ func (s *Store) rows(ctx context.Context, tx *store.Tx, where string, args ...an
 	out := make([]Secret, len(rows))
 	for i, r := range rows {
 		c := parse(r.Values)
-		newest, err := tx.Newest(newestOf(c.ID), c.revision)
+		newest, err := tx.Newest(store.All(), newestOf(c.ID), c.revision)
 		if err != nil {
 			return nil, err
 		}

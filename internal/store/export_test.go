@@ -20,3 +20,13 @@ func OpenFiles(ctx context.Context, source, program string, files fs.FS) (*DB, e
 	}
 	return openMigrated(ctx, source, program, steps)
 }
+
+// Kept returns how many values of a name a Memory keeps.
+func (m *Memory) Kept(name string) (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for k := m.findLocked(name); k != nil; k = k.before {
+		n++
+	}
+	return n
+}

@@ -22,6 +22,7 @@ import (
 // fails, it fails for all members.
 type writer struct {
 	conns *sql.DB
+	clock *clock // of the database
 
 	waiting atomic.Int64 // callers that will get the turn
 	turn    sync.Mutex   // held by the member that runs; guards group
@@ -121,8 +122,8 @@ func (w *writer) member(ctx context.Context, tx *Tx, fn func(tx *Tx) error) (joi
 			err = errors.Join(err, fmt.Errorf("rollback: %w", rerr))
 		}
 	}()
-	tx.conn = uncancelled{g.tx}
-	if err := fn(tx); err != nil {
+	tx.conn, tx.writes = uncancelled{g.tx}, true
+	if err := w.clock.during(tx, fn); err != nil {
 		return nil, ended(ctx, err)
 	}
 	// database/sql would not commit for a caller who has gone.

@@ -37,7 +37,7 @@ func (db *DB) updatePostgres(ctx context.Context, turn Turn, fn func(tx *Tx) err
 		}
 	}()
 	tx := &Tx{conn: p.conn, pg: p, seals: db.seals, turn: turn, postgres: true}
-	if err := fn(tx); err != nil {
+	if err := db.clock.during(tx, fn); err != nil {
 		return err
 	}
 	if err := p.commit(ctx); err != nil {

@@ -24,9 +24,10 @@ var ErrNoKey = errors.New("the database was opened without the server's key (ser
 type sealer struct {
 	key []byte
 
+	newest *Memory // see Newest
+
 	mu      sync.Mutex          // guards what follows
 	columns map[string][]string // of each table, as the database lists them
-	newest  map[string]int64    // see Newest
 }
 
 // UseKey sets the server's key, of at least 32 bytes, from which the key for seals
@@ -40,7 +41,7 @@ func (db *DB) UseKey(server []byte) error {
 	if err != nil {
 		return fmt.Errorf("derive key for seals: %w", err)
 	}
-	db.seals = &sealer{key: key, columns: map[string][]string{}, newest: map[string]int64{}}
+	db.seals = &sealer{key: key, columns: map[string][]string{}, newest: db.NewMemory(0)}
 	return nil
 }
 
@@ -68,22 +69,17 @@ func (tx *Tx) Sealed(purpose string, data, seal []byte) bool {
 }
 
 // Newest returns the largest value that this process has seen of a counter that
-// only grows, and remembers n once tx is committed. The attack: an earlier row is
-// restored with its valid seal. The memory is that of the process: after a restart
-// it starts with what it reads.
-func (tx *Tx) Newest(name string, n int64) (int64, error) {
-	s := tx.seals
-	if s == nil {
+// only grows, n if it has seen none, and remembers n once tx is committed. It answers
+// as [Memory.Newest] does; guard is the turn in which the counter grows. The attack: an
+// earlier row is restored with its valid seal. The memory is that of the process: after
+// a restart it starts with what it reads.
+func (tx *Tx) Newest(guard Turn, name string, n int64) (int64, error) {
+	if tx.seals == nil {
 		return n, ErrNoKey
 	}
-	tx.AfterCommit(func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.newest[name] = max(s.newest[name], n)
-	})
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return max(s.newest[name], n), nil
+	known, _ := tx.seals.newest.Newest(tx, guard, name)
+	tx.seals.newest.Remember(tx, name, n)
+	return max(known, n), nil
 }
 
 // A Sealed is a table whose rows carry a seal in their column seal: a MAC over

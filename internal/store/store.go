@@ -44,6 +44,7 @@ type DB struct {
 	grouped  *writer             // on SQLite; nil on PostgreSQL and for reading alone
 
 	seals *sealer // nil before [DB.UseKey]
+	clock *clock  // see Memory
 }
 
 // The limits of a process's connections to PostgreSQL: in all, and in transactions
@@ -69,7 +70,11 @@ type Tx struct {
 	turn  Turn
 
 	postgres         bool
-	number, numbered int64 // see Number
+	writes           bool   // it has the one turn of SQLite
+	snapshot         bool   // all that it reads is of one moment
+	clock            *clock // see Memory
+	begun            int64  // by clock; 0 means not yet
+	number, numbered int64  // see Number
 }
 
 // A conn runs statements: a transaction, or a connection in one.
@@ -217,7 +222,7 @@ func open(source, mode string) (*DB, error) {
 		// transaction, and each would prepare its statements again.
 		db.SetMaxIdleConns(maxConnections)
 		db.SetConnMaxIdleTime(idleConnection)
-		return &DB{write: db, read: db, postgres: true, writers: semaphore.NewWeighted(maxWriters)}, nil
+		return &DB{write: db, read: db, postgres: true, writers: semaphore.NewWeighted(maxWriters), clock: newClock()}, nil
 	}
 	// A path may hold ? or %, so it goes through url.URL, not fmt.
 	u := url.URL{Scheme: "file", OmitHost: true, Path: source}
@@ -234,7 +239,7 @@ func open(source, mode string) (*DB, error) {
 	// SQLite has one writer. One connection turns SQLITE_BUSY into waiting.
 	w.SetMaxOpenConns(1)
 	if mode == "ro" {
-		return &DB{write: w, read: w}, nil
+		return &DB{write: w, read: w, clock: newClock()}, nil
 	}
 	q.Del("_txlock")
 	u.RawQuery = q.Encode()
@@ -243,7 +248,8 @@ func open(source, mode string) (*DB, error) {
 		return nil, errors.Join(fmt.Errorf("open database %s: %w", source, err), w.Close())
 	}
 	r.SetMaxOpenConns(8)
-	return &DB{write: w, read: r, grouped: &writer{conns: w}}, nil
+	c := newClock()
+	return &DB{write: w, read: r, grouped: &writer{conns: w, clock: c}, clock: c}, nil
 }
 
 // Close closes the database.
@@ -333,7 +339,7 @@ func (db *DB) Peek(ctx context.Context, query string, args []any, dest ...any) e
 // committed by then. It is cheaper than [DB.View] for what is looked at again before
 // anything follows from it.
 func (db *DB) Look(_ context.Context, fn func(tx *Tx) error) error {
-	return fn(&Tx{conn: readOnly{db.read}, seals: db.seals, turn: Turn{task: "view"}, postgres: db.postgres})
+	return db.clock.during(&Tx{conn: readOnly{db.read}, seals: db.seals, turn: Turn{task: "view"}, postgres: db.postgres}, fn)
 }
 
 // View runs fn in a read-only transaction that sees one snapshot of the database.
@@ -342,7 +348,9 @@ func (db *DB) View(ctx context.Context, fn func(tx *Tx) error) error {
 	if db.postgres {
 		o.Isolation = sql.LevelRepeatableRead // the default gives each statement its own snapshot; SQLite never does
 	}
-	return db.run(ctx, db.read, o, db.begun(Turn{task: "view"}), fn)
+	tx := db.begun(Turn{task: "view"})
+	tx.snapshot = true
+	return db.run(ctx, db.read, o, tx, fn)
 }
 
 // begun returns a transaction that has a turn, and no connection yet.
@@ -358,7 +366,7 @@ func (db *DB) run(ctx context.Context, conns *sql.DB, o *sql.TxOptions, tx *Tx, 
 		return fmt.Errorf("begin: %w", err)
 	}
 	tx.conn = stx
-	if err := fn(tx); err != nil {
+	if err := db.clock.during(tx, fn); err != nil {
 		// database/sql has already rolled back a transaction whose context ended.
 		if rerr := stx.Rollback(); rerr != nil && !errors.Is(rerr, sql.ErrTxDone) {
 			return errors.Join(err, fmt.Errorf("rollback: %w", rerr))
