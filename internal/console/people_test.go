@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -70,7 +71,7 @@ var least = map[string]auth.Role{
 	"/console/people/{id}/role":                 auth.Owner,
 	"/console/people/{id}/link-operator":        auth.Owner,
 	"/console/people/{id}/unlink-operator":      auth.Owner,
-	"/console/account/operator":                 auth.Viewer,
+	"/console/account/operator":                 auth.Owner, // if nobody has said that the person is the operator; TestOperatorConfirms has the rest
 	"/console/account/operator/unlink":          auth.Viewer,
 	"/console/policy":                           auth.Reviewer,
 	"/console/quarantine/{id}/drop":             auth.Reviewer,
@@ -133,18 +134,12 @@ func TestEveryFormNeedsItsRole(t *testing.T) {
 	f.enter()
 	as := map[auth.Role]*http.Client{}
 	for _, role := range []auth.Role{auth.Owner, auth.Reviewer, auth.Viewer} {
-		f.client = f.browser()
-		f.update(func(tx *store.Tx) (err error) {
-			_, f.link, err = auth.NewInvitation(t.Context(), tx, auth.Invitation{Project: f.project.Project, Role: role})
-			return err
-		})
-		if a := f.submit("/console/setup", url.Values{"token": {f.link.Reveal()}, "name": {"an-" + string(role)}, "password": {password}, "again": {password}}); a.status != http.StatusSeeOther {
-			t.Fatalf("make a %s: %d", role, a.status)
-		}
-		as[role] = f.client
+		as[role] = f.joined(role)
 	}
 	nobody := f.browser()
-	rank := map[auth.Role]int{"": 0, auth.Viewer: 1, auth.Reviewer: 2, auth.Owner: 3}
+	// From the least on: what an owner changes, such as who the operator is, must not
+	// decide what the others are answered.
+	roles := []auth.Role{auth.Viewer, auth.Reviewer, auth.Owner}
 	for _, path := range console.Forms() {
 		want, ok := least[path]
 		if !ok {
@@ -157,9 +152,9 @@ func TestEveryFormNeedsItsRole(t *testing.T) {
 		if want == "" { // it is shown that each answers who is nobody, by the tests of what it does
 			continue
 		}
-		for role, client := range as {
-			f.client = client
-			if got := f.submit(p, url.Values{}); (got.status == http.StatusForbidden) != (rank[role] < rank[want]) {
+		for i, role := range roles {
+			f.client = as[role]
+			if got := f.submit(p, url.Values{}); (got.status == http.StatusForbidden) != (i < slices.Index(roles, want)) {
 				t.Errorf("POST %s as %s: status %d, and it needs %q", path, role, got.status, want)
 			}
 		}
@@ -168,6 +163,48 @@ func TestEveryFormNeedsItsRole(t *testing.T) {
 			t.Errorf("POST %s as nobody: status %d, want 401", path, got.status)
 		}
 	}
+}
+
+// joined returns the browser of somebody new with this role, called "an-viewer" and so on.
+func (f *fixture) joined(role auth.Role) *http.Client {
+	f.t.Helper()
+	f.client = f.browser()
+	f.update(func(tx *store.Tx) (err error) {
+		_, f.link, err = auth.NewInvitation(f.t.Context(), tx, auth.Invitation{Project: f.project.Project, Role: role})
+		return err
+	})
+	if a := f.submit("/console/setup", url.Values{"token": {f.link.Reveal()}, "name": {"an-" + string(role)}, "password": {password}, "again": {password}}); a.status != http.StatusSeeOther {
+		f.t.Fatalf("make a %s: %d", role, a.status)
+	}
+	return f.client
+}
+
+// TestOperatorConfirms: an owner says for themselves that they are the operator; a reviewer
+// confirms that an owner has said so, and a viewer is told that they decide nothing.
+func TestOperatorConfirms(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	owner := f.client
+	as := map[auth.Role]*http.Client{auth.Reviewer: f.joined(auth.Reviewer), auth.Viewer: f.joined(auth.Viewer)}
+	post := func(c *http.Client, path string, want int) {
+		t.Helper()
+		f.client = c
+		if got := f.submit(path, url.Values{}); got.status != want {
+			t.Errorf("POST %s: %d, want %d", path, got.status, want)
+		}
+	}
+	for _, c := range as { // nobody has said so
+		post(c, "/console/account/operator", http.StatusForbidden)
+		post(c, "/console/account/operator/unlink", http.StatusBadRequest)
+	}
+	post(owner, "/console/people/an-viewer/link-operator", http.StatusConflict)
+	post(owner, "/console/people/an-reviewer/link-operator", http.StatusSeeOther)
+	post(owner, "/console/account/operator", http.StatusBadRequest) // it is the reviewer
+	post(as[auth.Viewer], "/console/account/operator", http.StatusBadRequest)
+	post(as[auth.Reviewer], "/console/account/operator", http.StatusSeeOther)
+	post(as[auth.Viewer], "/console/account/operator/unlink", http.StatusBadRequest)
+	post(as[auth.Reviewer], "/console/account/operator/unlink", http.StatusSeeOther)
+	post(owner, "/console/account/operator", http.StatusSeeOther)
 }
 
 // TestSecondFactorSignIn: a person sets up an app, signs in with it, and is asked for
