@@ -49,6 +49,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/inspect"
+	"postern/internal/outgoing"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 )
@@ -148,9 +149,9 @@ type Granter interface {
 // A RequestGranter is a [Granter] that knows which requests its grants allow.
 type RequestGranter interface {
 	Granter
-	// Find decides on a request to a host that only grants for requests open. Path is
-	// escaped and has no query.
-	Find(ctx context.Context, who auth.Principal, host string, port uint16, method, path string) policy.Verdict
+	// Find decides on a request to a host that only grants for requests open, by each
+	// method that a server could read from it.
+	Find(ctx context.Context, who auth.Principal, r *outgoing.Request) policy.Verdict
 }
 
 // Limits bound what one sandbox can make this process do. Zero means the default in

@@ -95,21 +95,36 @@ func (a *attached) granted(ctx context.Context) func(r *outgoing.Request) policy
 	return func(r *outgoing.Request) policy.Verdict {
 		v := policy.Verdict{Effect: policy.Deny, Reason: "permits for requests cannot be checked"}
 		if p := a.rules.Load().Packages(); p.Host(r.Host) {
-			if v = p.Judge(r.Host, r.Method, r.Path); v.Effect == policy.Allow {
+			if v = reading(p, r); v.Effect == policy.Allow {
 				return v
 			}
 			if ok { // a person may have allowed more than reading
-				if permitted := g.Find(ctx, a.who, r.Host, r.Port, r.Method, r.Path); permitted.Effect == policy.Allow {
+				if permitted := g.Find(ctx, a.who, r); permitted.Effect == policy.Allow {
 					return permitted
 				}
 			}
 			return v
 		}
 		if ok {
-			v = g.Find(ctx, a.who, r.Host, r.Port, r.Method, r.Path)
+			v = g.Find(ctx, a.who, r)
 		}
 		return v
 	}
+}
+
+// reading decides on a request to a registry, which is only read, by each method that the
+// registry could read from it.
+func reading(p *policy.Packages, r *outgoing.Request) (v policy.Verdict) {
+	methods, unknown := r.Methods()
+	for _, m := range methods {
+		if v = p.Judge(r.Host, m, r.Path); v.Effect != policy.Allow {
+			return v
+		}
+	}
+	if unknown != "" {
+		return policy.Verdict{Effect: policy.Deny, Rule: v.Rule, Reason: "packages are only read, and a registry could read another method from the request, since " + unknown}
+	}
+	return v
 }
 
 // A headConn is a connection of which head has been read.

@@ -80,6 +80,19 @@ func (s *session) read(in *http.Request) (*outgoing.Request, *refusal) {
 	stripHopByHop(r.Header)
 	delete(r.Header, "Host")
 	delete(r.Header, "Content-Length")
+	// The attack: a rule denies /admin/, and the server takes the path from X-Original-URL,
+	// or the host from X-Forwarded-Host. Only a proxy that the server trusts writes these.
+	for name := range r.Header {
+		if outgoing.RoutingField(name) {
+			delete(r.Header, name)
+		}
+	}
+	// Some servers merge trailers into the header (RFC 9110 §6.5.1), long after it was judged.
+	for name := range in.Trailer {
+		if outgoing.OverrideField(name) {
+			return nil, malformed("the trailer " + clip(name) + " could change how the request is read")
+		}
+	}
 	for name, values := range r.Header {
 		for _, v := range values {
 			if !httpguts.ValidHeaderFieldValue(v) {

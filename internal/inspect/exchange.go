@@ -48,6 +48,7 @@ type exchange struct {
 	mu        sync.Mutex
 	stays     []inject.Stay // placeholders that leave as text; guarded by mu
 	broken    error         // why the program's body could not be read to its end; guarded by mu
+	method    string        // why the body ended at a field that names another method; guarded by mu
 	begun     bool          // no more interim answers are sent; guarded by mu
 	continued sync.Once
 
@@ -111,6 +112,9 @@ func (x *exchange) run(ctx context.Context) *refusal {
 			return bad
 		}
 	}
+	if bad := x.readMethods(ctx); bad != nil {
+		return bad
+	}
 	if bad := x.find(); bad != nil {
 		return bad
 	}
@@ -151,12 +155,21 @@ func (x *exchange) dropCredentials() {
 	x.r.Query = strings.Join(kept, "&")
 }
 
-// within decides on a request by the bounds of its rule.
+// within decides on a request by the bounds of its rule, whichever of its methods the
+// server reads.
 func (x *exchange) within() policy.Verdict {
-	if x.only == nil || x.only.Allows(x.r.Method, x.r.Path) {
+	if x.only == nil {
 		return policy.Verdict{Effect: policy.Allow}
 	}
-	return policy.Verdict{Effect: policy.Deny, Reason: fmt.Sprintf("the rule for %s allows %s of %s only", x.s.conn.Host, cmp.Or(strings.Join(x.only.Methods, ", "), "any method"), cmp.Or(strings.Join(x.only.Paths, ", "), "any path"))}
+	methods, unknown := x.r.Methods()
+	if !slices.ContainsFunc(methods, func(m string) bool { return !x.only.Allows(m, x.r.Path) }) && (unknown == "" || len(x.only.Methods) == 0) {
+		return policy.Verdict{Effect: policy.Allow}
+	}
+	reason := fmt.Sprintf("the rule for %s allows %s of %s only", x.s.conn.Host, cmp.Or(strings.Join(x.only.Methods, ", "), "any method"), cmp.Or(strings.Join(x.only.Paths, ", "), "any path"))
+	if unknown != "" {
+		reason += ", and a server could read another method from the request, since " + unknown
+	}
+	return policy.Verdict{Effect: policy.Deny, Reason: reason}
 }
 
 // applyRule sets the headers of a rule. Placeholders become sentinels.
@@ -419,6 +432,7 @@ func (x *exchange) whole(ctx context.Context) *refusal {
 	if !x.r.Whole {
 		return refuse(http.StatusRequestEntityTooLarge, fmt.Sprintf("a person decides on this request, and its body is longer than %d bytes", outgoing.MaxBody))
 	}
+	x.r.ReadMethods()
 	// The whole body can have sentinels that its beginning has not.
 	return x.find()
 }

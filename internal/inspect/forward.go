@@ -145,6 +145,7 @@ func (x *exchange) outgoing(ctx context.Context, r *outgoing.Request, mask *inje
 	}
 	u.Scheme, u.Host, u.RawQuery = r.Scheme, host, r.Query
 	body, length := x.rest(r.Body)
+	body = x.watched(body)
 	if r.Header.Get("User-Agent") == "" {
 		r.Header["User-Agent"] = []string{""} // none, instead of the library's
 	}
@@ -207,11 +208,13 @@ func (x *exchange) failed(ctx context.Context, err error) *refusal {
 	var name x509.HostnameError
 	var netErr net.Error
 	x.mu.Lock()
-	broken := x.broken
+	broken, method := x.broken, x.method
 	x.mu.Unlock()
 	switch {
 	case errors.Is(context.Cause(ctx), errCut):
 		return denied("the request was ended: it is no longer allowed")
+	case errors.Is(err, errMethod):
+		return methodProblem(method)
 	case broken != nil || ctx.Err() != nil:
 		return malformed("the program ended the request before its answer, or its body is malformed")
 	case errors.As(err, &cert), errors.As(err, &name):

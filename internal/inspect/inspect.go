@@ -83,6 +83,13 @@ type Reader interface {
 	Reads(ctx context.Context, who auth.Principal, r *outgoing.Request) bool
 }
 
+// A MethodJudge is a [Judge] that decides on some requests by their methods.
+type MethodJudge interface {
+	// ByMethod reports whether Judge may decide on r by its method. Then what its body says
+	// about methods is read first.
+	ByMethod(ctx context.Context, who auth.Principal, r *outgoing.Request) bool
+}
+
 // Secrets holds the secrets of sandboxes. Implementations are safe for concurrent
 // use.
 type Secrets interface {

@@ -351,7 +351,8 @@ func overrides(r *outgoing.Request) bool {
 			return true
 		}
 	}
-	return strings.Contains(strings.ToLower(r.Query), "method")
+	methods, _ := r.Methods()
+	return len(methods) > 1 || strings.Contains(strings.ToLower(r.Query), "method")
 }
 
 // usualHeader are the fields of a request that change nothing about a mail.

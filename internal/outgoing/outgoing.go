@@ -45,6 +45,13 @@ type Request struct {
 	// Permits are the IDs of the grants under which the request is made, as the
 	// judge noted them. They are no part of the encoding.
 	Permits []string
+
+	// Watched means that the rest of a body that is not whole is read while it leaves, and
+	// ended before a method in it takes effect; see [MethodScan]. It is no part of the
+	// encoding.
+	Watched bool
+
+	read *readBody // what the body says about methods, see ReadMethods; nil if it was not read
 }
 
 // A Use is a secret of a request.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/outgoing"
 	"postern/internal/policy"
 	"postern/internal/store"
 )
@@ -65,15 +66,23 @@ func (r *Register) Allows(ctx context.Context, who auth.Principal, host string, 
 	return best.verdict(), !best.Plain()
 }
 
-// Find decides on a request of the sandbox who, to a host that only permits open.
-// Path is escaped, without a query.
-func (r *Register) Find(ctx context.Context, who auth.Principal, host string, port uint16, method, path string) policy.Verdict {
+// Find decides on a request of the sandbox who, to a host that only permits open. One
+// permit must allow it, with each method that a server could read from it.
+func (r *Register) Find(ctx context.Context, who auth.Principal, q *outgoing.Request) policy.Verdict {
 	for p := range r.holding(ctx, who) {
-		if p.names(host, port) && p.allows(method, path) {
+		if p.names(q.Host, q.Port) && p.allows(q) {
 			return p.verdict()
 		}
 	}
-	return policy.Verdict{Effect: policy.Deny, Reason: "no permit allows " + method + " of this path at " + host}
+	methods, unknown := q.Methods()
+	reason := "no permit allows " + strings.Join(methods, " and ") + " of this path at " + q.Host
+	switch {
+	case unknown != "":
+		reason += ": a server could read another method from the request, since " + unknown
+	case len(methods) > 1:
+		reason += ": servers may read each of these methods from the request"
+	}
+	return policy.Verdict{Effect: policy.Deny, Reason: reason}
 }
 
 // Holding returns the permit by which the sandbox who may use a secret, if one is in

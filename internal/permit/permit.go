@@ -26,6 +26,7 @@ import (
 	"sync"
 	"time"
 
+	"postern/internal/outgoing"
 	"postern/internal/oversight"
 	"postern/internal/store"
 )
@@ -103,12 +104,16 @@ func (p *Permit) opens(port uint16) bool {
 	return p.Port == port
 }
 
-// allows reports whether p allows a request.
-func (p *Permit) allows(method, path string) bool {
-	if len(p.Methods) > 0 && !slices.Contains(p.Methods, method) {
-		return false
+// allows reports whether p allows a request, whichever of its methods a server reads.
+// The attack: a permit for POST, and a POST that says in a field that it is a DELETE.
+func (p *Permit) allows(r *outgoing.Request) bool {
+	if len(p.Methods) > 0 {
+		methods, unknown := r.Methods()
+		if unknown != "" || slices.ContainsFunc(methods, func(m string) bool { return !slices.Contains(p.Methods, m) }) {
+			return false
+		}
 	}
-	return len(p.Paths) == 0 || slices.ContainsFunc(p.Paths, func(pattern string) bool { return matches(pattern, path) })
+	return len(p.Paths) == 0 || slices.ContainsFunc(p.Paths, func(pattern string) bool { return matches(pattern, r.Path) })
 }
 
 // A Register holds the permits of all projects. It is safe for concurrent use.

@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/outgoing"
 	"postern/internal/oversight"
 	"postern/internal/permit"
 	"postern/internal/policy"
@@ -185,12 +187,60 @@ func TestPermitsForRequestsAreInspected(t *testing.T) {
 		{"GET", "*", false},
 		{"GET", "", false},
 	} {
-		if v := f.reg.Find(ctx, f.box, "api.example.com", 443, tt.method, tt.path); (v.Effect == policy.Allow) != tt.want {
+		if v := f.reg.Find(ctx, f.box, to("api.example.com", tt.method, tt.path, nil, "")); (v.Effect == policy.Allow) != tt.want {
 			t.Errorf("%s %s: got %+v, want %v", tt.method, tt.path, v, tt.want)
 		}
 	}
-	if v := f.reg.Find(ctx, f.box, "example.com", 443, "GET", "/v1/x"); v.Effect == policy.Allow {
+	if v := f.reg.Find(ctx, f.box, to("example.com", "GET", "/v1/x", nil, "")); v.Effect == policy.Allow {
 		t.Error("another host is allowed")
+	}
+}
+
+// to is a request to a host, with a body that is whole.
+func to(host, method, target string, header http.Header, body string) *outgoing.Request {
+	path, query, _ := strings.Cut(target, "?")
+	return &outgoing.Request{
+		Method: method, Scheme: "https", Host: host, Port: 443, Path: path, Query: query, Header: header, Body: []byte(body), Whole: true, Size: int64(len(body)),
+	}
+}
+
+// TestPermitsAllowEveryMethodOfARequest: a permit for one method lets no request through
+// of which a server may read another one.
+func TestPermitsAllowEveryMethodOfARequest(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), permit.Config{})
+	ctx := t.Context()
+	const host = "api.example.com"
+	f.approved(f.propose(f.box, permit.Proposal{Hosts: []string{host}, Methods: []string{"POST", "PUT"}, Paths: []string{"/v1/*"}}))
+	f.approved(f.propose(f.box, permit.Proposal{Hosts: []string{host}, Methods: []string{"DELETE"}, Paths: []string{"/v1/*"}}))
+	f.approved(f.propose(f.box, permit.Proposal{Hosts: []string{host}, Paths: []string{"/any/*"}}))
+	form, text := http.Header{"Content-Type": {"application/x-www-form-urlencoded"}}, http.Header{"Content-Type": {"application/json"}}
+	half := to(host, "POST", "/v1/x", form, "a=")
+	half.Whole = false
+	packed := form.Clone()
+	packed.Set("Content-Encoding", "gzip")
+	for name, tt := range map[string]struct {
+		r    *outgoing.Request
+		want bool
+	}{
+		"plain":                          {to(host, "POST", "/v1/x?a=b", form, "a=b"), true},
+		"another method that is allowed": {to(host, "POST", "/v1/x", form, "_method=PUT"), true},
+		"its own method":                 {to(host, "POST", "/v1/x", http.Header{"X-Http-Method-Override": {"POST"}}, ""), true},
+		"a header":                       {to(host, "POST", "/v1/x", http.Header{"X-HTTP-Method-Override": {"PATCH"}}, ""), false},
+		"a header for OData":             {to(host, "POST", "/v1/x", http.Header{"X-Http-Method": {"MERGE"}}, ""), false},
+		"the query":                      {to(host, "POST", "/v1/x?_method=PATCH", nil, ""), false},
+		"a form":                         {to(host, "POST", "/v1/x", form, "a=b&_method=PATCH"), false},
+		"JSON":                           {to(host, "POST", "/v1/x", text, `{"_method":"PATCH"}`), false},
+		"the method of another permit":   {to(host, "POST", "/v1/x", form, "_method=DELETE"), false},
+		"a body that is not read":        {half, false},
+		"a compressed body":              {to(host, "POST", "/v1/x", packed, "\x1f\x8b"), false},
+		"a permit for every method":      {to(host, "POST", "/any/x", form, "_method=PATCH"), true},
+	} {
+		if v := f.reg.Find(ctx, f.box, tt.r); (v.Effect == policy.Allow) != tt.want {
+			t.Errorf("%s: got %+v, want %v", name, v, tt.want)
+		}
+		if _, ok := f.reg.Request(ctx, f.box, tt.r, "rule"); ok != (tt.want && tt.r.Path != "/any/x") {
+			t.Errorf("%s: answers a rule: %v", name, ok)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/outgoing"
 	"postern/internal/store"
 )
 
@@ -44,17 +45,17 @@ func (r *Register) Secret(ctx context.Context, who auth.Principal, secret, why s
 	return ""
 }
 
-// Request returns the ID of a permit that names the method of a request of the
+// Request returns the ID of a permit that names the methods of a request of the
 // sandbox who and allows it. One that is for every method names none. Rule is the ID of
 // the rule that asks: a permit of kind [Request] answers the one that it was made for.
-func (r *Register) Request(ctx context.Context, who auth.Principal, host string, port uint16, method, path, rule string) (id string, ok bool) {
+func (r *Register) Request(ctx context.Context, who auth.Principal, q *outgoing.Request, rule string) (id string, ok bool) {
 	for p := range r.answers(ctx, who, Request, rule) {
-		if p.opens(port) && slices.Contains(p.Hosts, host) && slices.Contains(p.Methods, method) && p.allows(method, path) {
+		if p.opens(q.Port) && slices.Contains(p.Hosts, q.Host) && len(p.Methods) > 0 && p.allows(q) {
 			return p.ID, true
 		}
 	}
 	for p := range r.holding(ctx, who) {
-		if slices.Contains(p.Methods, method) && p.names(host, port) && p.allows(method, path) {
+		if len(p.Methods) > 0 && p.names(q.Host, q.Port) && p.allows(q) {
 			return p.ID, true
 		}
 	}

@@ -211,6 +211,16 @@ func (c *condition) holds(facts map[string]any) (ok bool, cost uint64, err error
 	return b, cost, nil
 }
 
+// names reports whether the condition looks at a variable.
+func (c *condition) names(variable string) bool {
+	for _, r := range c.ast.NativeRep().ReferenceMap() {
+		if r.Name == variable {
+			return true
+		}
+	}
+	return false
+}
+
 // possible reports whether the condition could hold if known are the values of some
 // variables and nothing is known of the others. It is true where that cannot be
 // found out.

@@ -99,10 +99,27 @@ func (d *Document) Names(id string, kind Kind) bool {
 // to host. All but the kind and the host counts as unknown, and a condition that
 // cannot be evaluated could match.
 func (d *Document) Concerns(kind Kind, host string) bool {
+	return d.possible(kind, host, func(c *Clause) bool { return slices.Contains(c.Kinds, kind) })
+}
+
+// ByMethod reports whether a rule that could match a request to host, of the given kind,
+// looks at its method. It knows no more than Concerns does.
+func (d *Document) ByMethod(kind Kind, host string) bool {
+	return d.possible(kind, host, func(c *Clause) bool { return c.about(kind) && c.cond != nil && c.cond.names("method") })
+}
+
+// Asks reports whether a rule that could match a request to host, and names the given
+// kind, asks a person. It knows no more than Concerns does.
+func (d *Document) Asks(kind Kind, host string) bool {
+	return d.possible(kind, host, func(c *Clause) bool { return c.Then == Ask && slices.Contains(c.Kinds, kind) })
+}
+
+// possible reports whether a rule that is chosen could match a request to host.
+func (d *Document) possible(kind Kind, host string, chosen func(*Clause) bool) bool {
 	var known map[string]any
 	for i := range d.clauses {
 		c := &d.clauses[i]
-		if !slices.Contains(c.Kinds, kind) {
+		if !chosen(c) {
 			continue
 		}
 		if c.cond == nil {

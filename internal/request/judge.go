@@ -1,6 +1,7 @@
 package request
 
 import (
+	"context"
 	"maps"
 	"net/http"
 	"net/url"
@@ -20,11 +21,18 @@ import (
 // the secret u on it, and what policy was asked. Of several readings of an ambiguous
 // request the strictest verdict counts.
 func judge(f connection.InForce, who auth.Principal, r *outgoing.Request, kind policy.Kind, u *outgoing.Use) (facts policy.Request, v policy.Verdict) {
-	for i, h := range readings(r) {
+	methods, unknown := []string{r.Method}, ""
+	if f.Policy != nil && f.Policy.ByMethod(kind, r.Host) {
+		methods, unknown = r.Methods()
+	}
+	for i, h := range readings(r, methods) {
 		q := asked(who, r, kind, u, h)
 		if i == 0 {
 			if v := f.Stopped(q); v.Effect != policy.Allow {
 				return q, v
+			}
+			if unknown != "" {
+				return q, refused(unknownMethod + unknown)
 			}
 		}
 		w := byRules(f.Policy, q, u)
@@ -38,6 +46,18 @@ func judge(f connection.InForce, who auth.Principal, r *outgoing.Request, kind p
 		v = policy.Verdict{Effect: policy.Ask, Reason: why}
 	}
 	return facts, v
+}
+
+// unknownMethod begins the reason of a refusal by [byMethod].
+const unknownMethod = "a rule is about the method, and a server could read another one from the request, since "
+
+// ByMethod reports whether Judge may decide on r by its method: a rule looks at it, or
+// one asks and a permit, which is for a method, may answer.
+func (a *Admission) ByMethod(ctx context.Context, who auth.Principal, r *outgoing.Request) bool {
+	f, err := a.rules.InForce(ctx, who.Project)
+	return err == nil && f.Policy != nil && (f.Policy.Asks(policy.KindRequest, r.Host) || slices.ContainsFunc([]policy.Kind{policy.KindRequest, policy.KindTool, policy.KindSecret}, func(k policy.Kind) bool {
+		return f.Policy.ByMethod(k, r.Host)
+	}))
 }
 
 // unreadableMail returns why r, if it is whole and may make a service send mail, cannot
@@ -100,42 +120,31 @@ func asked(who auth.Principal, r *outgoing.Request, kind policy.Kind, u *outgoin
 	return q
 }
 
-// readings returns r as policy sees it, in each way in which a server may read it.
+// readings returns r as policy sees it, with these methods, in each way in which a server
+// may read it.
 // The attacks: a rule denies /admin/ and the program asks for /x/../admin/, //admin/
 // or /%61dmin%2F; a rule denies DELETE and the program sends POST with
-// X-HTTP-Method-Override.
-func readings(r *outgoing.Request) []policy.HTTP {
+// X-HTTP-Method-Override, or with _method in a form.
+func readings(r *outgoing.Request, methods []string) (list []policy.HTTP) {
 	paths := []string{normalPath(r.Path)}
 	if p := plainPath(r.Path); p != paths[0] {
 		paths = append(paths, p)
 	}
-	methods := []string{r.Method}
-	add := func(m string) {
-		if m = strings.ToUpper(strings.TrimSpace(m)); m != "" && len(m) <= 32 && len(methods) < 4 && !slices.Contains(methods, m) {
-			methods = append(methods, m)
-		}
-	}
 	query := parameters(r.Query)
-	for _, name := range []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"} {
-		for _, v := range r.Header.Values(name) {
-			add(v)
-		}
-	}
-	for _, v := range query["_method"] {
-		add(v)
-	}
 	headers := lowerHeaders(r.Header)
-	var out []policy.HTTP
 	for _, m := range methods {
 		for _, p := range paths {
-			out = append(out, policy.HTTP{Host: r.Host, Method: m, Path: p, Query: query, Headers: headers})
+			list = append(list, policy.HTTP{Host: r.Host, Method: m, Path: p, Query: query, Headers: headers})
 		}
 	}
-	return out
+	return list
 }
 
 // ambiguous reports whether servers may read r in different ways.
-func ambiguous(r *outgoing.Request) bool { return len(readings(r)) > 1 }
+func ambiguous(r *outgoing.Request) bool {
+	methods, unknown := r.Methods()
+	return unknown != "" || len(readings(r, methods)) > 1
+}
 
 func lowerHeaders(h http.Header) map[string]string {
 	out := map[string]string{}

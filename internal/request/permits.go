@@ -30,7 +30,7 @@ func (p Permits) Holds(ctx context.Context, project, id string) bool {
 
 // Permitted implements [Grants].
 func (p Permits) Permitted(ctx context.Context, who auth.Principal, r *outgoing.Request, rule string) (id string, ok bool) {
-	return p.Register.Request(ctx, who, r.Host, r.Port, r.Method, r.Path, rule)
+	return p.Register.Request(ctx, who, r, rule)
 }
 
 // Allow implements [Grants].

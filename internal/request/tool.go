@@ -235,7 +235,11 @@ func mayCall(r *outgoing.Request) bool {
 	if r.Scheme == Inside {
 		return true
 	}
-	if r.Method == http.MethodGet || r.Method == http.MethodHead || r.Whole && len(r.Body) == 0 {
+	if r.Whole && len(r.Body) == 0 {
+		return false
+	}
+	methods, unknown := r.Methods()
+	if unknown == "" && !slices.ContainsFunc(methods, func(m string) bool { return m != http.MethodGet && m != http.MethodHead }) {
 		return false
 	}
 	if strings.Contains(strings.ToLower(strings.Join(r.Header.Values("Content-Type"), ",")), "json") {
@@ -285,6 +289,19 @@ func (a *Admission) tools(f connection.InForce, who auth.Principal, r *outgoing.
 			return nil, v
 		}
 		w := byRules(f.Policy, facts, nil)
+		if r.Scheme != Inside {
+			methods, unknown := r.Methods()
+			if unknown != "" && f.Policy.ByMethod(policy.KindTool, r.Host) {
+				return nil, refused(unknownMethod + unknown)
+			}
+			for _, m := range methods[1:] {
+				q := c.facts(who, r)
+				q.HTTP.Method = m
+				if v := byRules(f.Policy, q, nil); rank(v.Effect) > rank(w.Effect) {
+					facts, w = q, v
+				}
+			}
+		}
 		if c.size > maxArguments && f.Policy.Concerns(policy.KindTool, facts.HTTP.Host) {
 			return nil, refused(fmt.Sprintf("the arguments of the call have %d bytes; rules are asked about at most %d", c.size, maxArguments))
 		}

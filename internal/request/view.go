@@ -106,6 +106,9 @@ func notes(r *outgoing.Request, s *SecretUse, b body) (out []string) {
 	if ambiguous(r) {
 		out = append(out, "servers may read its path or its method in different ways; policy has judged each")
 	}
+	if _, unknown := r.Methods(); unknown != "" {
+		out = append(out, "a server could read another method from it, since "+unknown)
+	}
 	if b.partial != "" {
 		out = append(out, b.partial)
 	}
