@@ -45,6 +45,8 @@ type world struct {
 	tb   testing.TB
 	wall *Wall
 
+	project string // of its sandboxes
+
 	mu     sync.Mutex
 	events []Event
 	dialed []string
@@ -66,7 +68,7 @@ type conversation struct {
 
 func newWorld(tb testing.TB, change func(*Config)) *world {
 	tb.Helper()
-	w := &world{tb: tb, zone: map[string][]netip.Addr{}, hosts: map[string]string{}, mail: make(chan conversation, 10)}
+	w := &world{tb: tb, project: "prj_1", zone: map[string][]netip.Addr{}, hosts: map[string]string{}, mail: make(chan conversation, 10)}
 	authority, err := inspect.NewAuthority(make([]byte, 32))
 	if err != nil {
 		tb.Fatal(err)
@@ -238,7 +240,7 @@ type box struct {
 
 // principal returns a sandbox; inbox may be empty.
 func (w *world) principal(id, inbox string) auth.Principal {
-	return auth.Principal{Kind: auth.Sandbox, ID: id, Project: "prj_1", Inbox: inbox}
+	return auth.Principal{Kind: auth.Sandbox, ID: id, Project: w.project, Inbox: inbox}
 }
 
 // bare attaches a sandbox without a stack, for packets made by hand.

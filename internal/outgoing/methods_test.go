@@ -134,6 +134,8 @@ func TestEachMethodThatAServerMayReadCounts(t *testing.T) {
 		{"a part with another boundary", "", strings.ReplaceAll(named(`"_method"`, "DELETE"), "--b", "--other"), []string{"Content-Type", partType}, "DELETE"},
 		{"a part in a long header", "", part("Content-Disposition: form-data; "+strings.Repeat(" ", 5000)+`name="_method"`, "DELETE"), []string{"Content-Type", partType}, unknown},
 		{"a part of a long value", "", named(`"_method"`, "DELETE"+strings.Repeat(" ", 5000)), []string{"Content-Type", partType}, unknown},
+		{"parts without a boundary, for Rack", "", "a=b&_method=DELETE", []string{"Content-Type", "multipart/related"}, "DELETE"},
+		{"parts that are a form elsewhere", "", part("Content-Disposition: form-data; name=f; filename=a.html", "a=b&_method=DELETE"), []string{"Content-Type", partType}, ""},
 		{"requests in parts", "", part("Content-Type: application/http", "DELETE /x HTTP/1.1"), []string{"Content-Type", "multipart/mixed; boundary=b"}, unknown},
 		{"a file", "", part("Content-Disposition: form-data; name=\"f\"; filename=\"_method\"; filename*=utf-8''x\r\nContent-Type: image/png", "\x89PNG\n\nContent-Disposition: x"), []string{"Content-Type", partType}, ""},
 		{"too many parts", "", strings.Repeat(named("a", "b"), maxParts), []string{"Content-Type", partType}, unknown},

@@ -61,7 +61,11 @@ func kinds(r *Request) (form, parts, text bool) {
 	for _, v := range values {
 		v = strings.ToLower(v)
 		form = form || strings.Contains(v, "urlencoded")
-		parts = parts || strings.Contains(v, "multipart")
+		if strings.Contains(v, "multipart") {
+			parts = true
+			// Rack reads one without a boundary as a form.
+			form = form || len(values) > 1 || !bounded(v)
+		}
 		text = text || strings.Contains(v, "json")
 		if before, after, ok := strings.Cut(v, "/"); !ok || strings.TrimSpace(before) == "" || strings.TrimSpace(after) == "" {
 			return true, true, true
@@ -71,6 +75,13 @@ func kinds(r *Request) (form, parts, text bool) {
 		return true, false, true
 	}
 	return form, parts, text
+}
+
+// bounded reports whether every parser finds a boundary in a type in lower case.
+func bounded(v string) bool {
+	before, after, ok := strings.Cut(v, "boundary=")
+	after = strings.TrimPrefix(after, `"`)
+	return ok && strings.HasPrefix(before, "multipart/") && !strings.Contains(after, "boundary") && after != "" && strings.Contains("abcdefghijklmnopqrstuvwxyz0123456789-_=", after[:1])
 }
 
 // Write reads the next bytes of the body. It never fails.

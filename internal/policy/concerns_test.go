@@ -57,3 +57,33 @@ func BenchmarkConcerns(b *testing.B) {
 		}
 	}
 }
+
+// TestByMethodFindsRulesThatLookAtIt: so that bodies are read for the method only where it
+// decides.
+func TestByMethodFindsRulesThatLookAtIt(t *testing.T) {
+	for _, tt := range []struct {
+		name, rule     string
+		method, asking bool
+	}{
+		{"no condition", "then: deny, kind: net.request", false, false},
+		{"a method", "then: deny, kind: net.request, when: \"method == 'DELETE'\"", true, false},
+		{"a method, of another host", "then: deny, kind: net.request, when: \"host == 'www.example.com' && method == 'DELETE'\"", false, false},
+		{"a method in a list of all", "then: ask, kind: net.request, when: \"['GET', 'HEAD'].all(m, m != method)\"", true, true},
+		{"a method in a choice", "then: ask, kind: net.request, when: \"(host == 'x' ? path : method).startsWith('P')\"", true, true},
+		{"a method of any kind", "then: deny, when: \"method == 'DELETE'\"", true, false},
+		{"a method of another kind", "then: deny, kind: secret.use, when: \"method == 'DELETE'\"", false, false},
+		{"a path", "then: ask, kind: net.request, when: \"path == '/method'\"", false, true},
+		{"another rule that asks", "then: ask, kind: net.request, when: \"host == 'www.example.com'\"", false, false},
+		{"mail that is asked about", "then: ask, when: \"to.all(a, true)\"", false, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := parse(t, "rules:\n  - {id: a, "+tt.rule+"}\n")
+			if got := d.ByMethod(policy.KindRequest, "api.example.com"); got != tt.method {
+				t.Errorf("by method: got %v", got)
+			}
+			if got := d.Asks(policy.KindRequest, "api.example.com"); got != tt.asking {
+				t.Errorf("asks: got %v", got)
+			}
+		})
+	}
+}

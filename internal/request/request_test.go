@@ -187,6 +187,19 @@ func TestRulesDecideOnRequests(t *testing.T) {
 	large := get("GET", "/", "")
 	override := get("POST", "/v1", "")
 	override.Header.Set("X-HTTP-Method-Override", "delete")
+	dashes := get("POST", "/v1", "")
+	dashes.Header["X_HTTP_METHOD_OVERRIDE"] = []string{"DELETE"}
+	typed := func(kind, body string) *outgoing.Request {
+		r := get("POST", "/v1", body)
+		r.Header.Set("Content-Type", kind)
+		return r
+	}
+	const form = "application/x-www-form-urlencoded"
+	unread, packed, own := typed(form, ""), typed(form, "\x1f\x8b"), typed(form, "_method=POST")
+	unread.Whole = false
+	packed.Header.Set("Content-Encoding", "gzip")
+	elsewhere := typed(form, "_method=DELETE")
+	elsewhere.Host = "other.example.com"
 	lenient := get("GET", "/", "", secret("k", "always"))
 	lenient.Host = "api.example.net"
 	for _, tt := range []struct {
@@ -211,6 +224,15 @@ func TestRulesDecideOnRequests(t *testing.T) {
 		{"a path parameter", get("GET", "/v1/..;/admin/x", ""), policy.Deny, "no-delete"},
 		{"a method in a header", override, policy.Deny, "no-delete"},
 		{"a method in the query", get("POST", "/v1?_method=DELETE", ""), policy.Deny, "no-delete"},
+		{"a method with underscores", dashes, policy.Deny, "no-delete"},
+		{"the last of many methods", get("POST", "/v1?_method=A1&_method=A2&_method=A3&_method=DELETE", ""), policy.Deny, "no-delete"},
+		{"a method in a form", typed(form, "a=b&%5Fmethod=delete"), policy.Deny, "no-delete"},
+		{"a method in JSON", typed("application/json", `{"_method":"DELETE"}`), policy.Deny, "no-delete"},
+		{"a method in a part", typed("multipart/form-data; boundary=b", "--b\r\nContent-Disposition: form-data; name=\"_method\"\r\n\r\nDELETE\r\n--b--"), policy.Deny, "no-delete"},
+		{"a form that is not read", unread, policy.Deny, ""},
+		{"a form that is compressed", packed, policy.Deny, ""},
+		{"its own method in a form", own, policy.Ask, "write"},
+		{"a method where no rule is about one", elsewhere, policy.Allow, ""},
 		{"a secret that asks always", get("GET", "/", "", secret("k", "always")), policy.Ask, ""},
 		{"a secret that asks at first", get("GET", "/", "", secret("k", "first")), policy.Ask, ""},
 		{"a secret that never asks", get("GET", "/", "", secret("k", "never")), policy.Allow, "read"},

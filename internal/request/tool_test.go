@@ -91,6 +91,18 @@ func TestMayCall(t *testing.T) {
 	}
 }
 
+// TestAMethodInAFieldIsNoWayAroundRulesAboutTools: a GET that a server reads as a POST calls
+// a tool, and a rule about the method of a call is about each that a server may read.
+func TestAMethodInAFieldIsNoWayAroundRulesAboutTools(t *testing.T) {
+	const call = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"erase","arguments":{}}}`
+	for _, h := range []http.Header{{"Content-Type": {"application/json"}, "X_HTTP_Method_Override": {"POST"}}, {"X-Http-Method": {"POST"}}} {
+		r := &outgoing.Request{Method: "GET", Scheme: "https", Header: h, Body: []byte(call), Whole: true}
+		if !mayCall(r) {
+			t.Errorf("%v calls no tool", h)
+		}
+	}
+}
+
 // FuzzMessages: what is a message for us is the same one for another parser.
 func FuzzMessages(f *testing.F) {
 	f.Add([]byte(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a__b","arguments":{}}}`))
