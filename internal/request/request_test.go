@@ -513,3 +513,18 @@ func TestFloodOfRequests(t *testing.T) {
 	cancel()
 	wg.Wait()
 }
+
+// TestCallsOfToolsAreJudgedByEveryMethod: a rule about the method of a call counts for each
+// that a server may read.
+func TestCallsOfToolsAreJudgedByEveryMethod(t *testing.T) {
+	f := setup(t, storetest.SQLite(t))
+	f.holds("rules:\n  - {id: no-puts, kind: mcp.call, when: \"method == 'PUT'\", then: deny}\n")
+	s := f.start(time.Millisecond)
+	for name, want := range map[string]policy.Effect{"X-Other": policy.Allow, "X_HTTP_METHOD": policy.Deny} {
+		r := get("POST", "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"erase","arguments":{}}}`)
+		r.Header = http.Header{"Content-Type": {"application/json"}, name: {"PUT"}}
+		if v := s.Judge(t.Context(), f.box(), r); v.Effect != want {
+			t.Errorf("%s: got %+v, want %s", name, v, want)
+		}
+	}
+}
