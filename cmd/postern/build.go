@@ -18,6 +18,7 @@ import (
 	admission "postern/internal/command"
 	"postern/internal/connection"
 	"postern/internal/console"
+	"postern/internal/contract"
 	"postern/internal/directory"
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
@@ -37,6 +38,7 @@ import (
 	"postern/internal/policy"
 	"postern/internal/request"
 	"postern/internal/rulebook"
+	jobs "postern/internal/run"
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/gvisor"
 	"postern/internal/sandbox/keeper"
@@ -87,10 +89,11 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.gate.Names(d.known.Examine, d.known.Learn)
 	d.connections = connection.New(d.log, d.db, d.book, d.gate, 0)
 	d.gate.Handle(policy.KindConnect, d.connections)
-	d.permits = permit.New(d.log, d.db, d.gate, d.conf.permits())
+	d.bounds = contract.NewBounds(d.log, jobs.Finder(d.db))
+	d.permits = permit.New(d.log, d.db, d.gate, d.conf.permits(d.bounds))
 	d.gate.Handle(policy.KindPermit, d.permits)
 	d.connections.Honour(d.permits)
-	d.requests = request.New(d.log, d.db, d.gate, d.connections, request.Permits{Register: d.permits}, 0)
+	d.requests = request.New(d.log, d.db, d.gate, d.connections, request.Permits{Register: d.permits, Bounds: d.bounds}, 0)
 	d.gate.Handle(policy.KindRequest, d.requests)
 	d.gate.Handle(policy.KindSecret, d.requests)
 	d.gate.Handle(policy.KindTool, d.requests)

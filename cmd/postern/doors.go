@@ -185,7 +185,7 @@ func (d *daemon) newWall(lis *listeners) (*egress.Wall, error) {
 	}
 	_, builds := d.conf.build(d.conf.ceiling())
 	return egress.New(d.log, egress.Config{
-		Ceiling: d.conf.ceiling(), Builds: builds, Resolver: resolver, Record: d.note, Inner: d.inner, Leaf: d.authority.Leaf, SMTP: d.smtp.ServeConn, Permit: d.connections, ProxyKey: d.proxyKey, Grants: d.permits,
+		Ceiling: d.conf.ceiling(), Builds: builds, Resolver: resolver, Record: d.note, Inner: d.inner, Leaf: d.authority.Leaf, SMTP: d.smtp.ServeConn, Permit: d.connections, ProxyKey: d.proxyKey, Grants: d.permits, Bounds: d.bounds,
 		Inspect: inspector, OwnPorts: d.publicPorts(lis),
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"postern/internal/api"
+	"postern/internal/contract"
 	"postern/internal/permit"
 	"postern/internal/policy"
 )
@@ -70,7 +71,9 @@ func (c *PermitSettings) build(ceiling policy.Ceiling) (policy.Egress, policy.Ce
 	return e, to
 }
 
-func (c *PermitSettings) permits() permit.Config { return permit.Config{Off: c.Permits == "off"} }
+func (c *PermitSettings) permits(b *contract.Bounds) permit.Config {
+	return permit.Config{Off: c.Permits == "off", Bounds: b}
+}
 
 // denials returns the last refusals by the wall of a sandbox.
 func (d *daemon) denials(id string) []api.Denial {

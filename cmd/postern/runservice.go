@@ -51,6 +51,6 @@ func (d *daemon) buildRuns(key []byte, templates *template.Cache) error {
 		return err
 	}
 	d.gate.Handle(policy.KindRun, d.runs)
-	d.gate.Bound(d.runs.LimitMail)
+	d.gate.Bound(d.runs.Bound)
 	return nil
 }

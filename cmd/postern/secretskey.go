@@ -84,7 +84,7 @@ func (d *daemon) buildSecrets(ctx context.Context, server []byte) error {
 		return err
 	}
 	d.secrets, err = secret.New(ctx, d.log, d.db, secret.Config{
-		Server: server, Key: key, Scrub: &d.scrubber,
+		Server: server, Key: key, Bounds: d.bounds, Scrub: &d.scrubber,
 		Changed: func(ctx context.Context, project string) { d.wall.Recheck(ctx, project) }, // the wall needs the secrets first
 	})
 	clear(key)

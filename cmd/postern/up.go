@@ -19,6 +19,7 @@ import (
 	"postern/internal/connection"
 	"postern/internal/connector"
 	"postern/internal/console"
+	"postern/internal/contract"
 	"postern/internal/domain"
 	"postern/internal/e2bapi"
 	"postern/internal/egress"
@@ -147,6 +148,7 @@ type daemon struct {
 	book         *rulebook.Book
 	connections  *connection.Admission
 	permits      *permit.Register
+	bounds       *contract.Bounds // contracts that bind sandboxes
 	known        *lookalike.Register
 	requests     *request.Admission
 	gate         *oversight.Gate

@@ -62,6 +62,7 @@ type Principal struct {
 	Operator bool      // of a Person: connected over the local socket; no name implies this
 	Template string    // of a Sandbox: the template it was started from; else empty
 	Bench    bool      // of a Sandbox: the steps of a build run in it
+	Contract string    // of a Sandbox: the contract that binds it, "name@sha256:…"; else empty
 	KeysOff  bool      // of a Person in a session: the console reacts to no single keys for them; it permits nothing
 	Tools    string    // of an Agent or a Grant: the only tools that it may call, separated by spaces; empty means all
 }

@@ -52,7 +52,7 @@ func (c *Contract) Access(p string) Access {
 // Reach reports whether the contract lets the run connect to a host or an address. The
 // project's own network rules may be stricter.
 func (c *Contract) Reach(host string) (allowed bool, why string) {
-	out, err := policy.NewOutbound(c.Egress(), policy.Ceiling{Internet: true, Allow: c.special()})
+	out, err := c.outbound()
 	if err != nil {
 		return false, err.Error()
 	}
@@ -71,6 +71,11 @@ func (c *Contract) Reach(host string) (allowed bool, why string) {
 		return false, "network.deny names it, or it is not a public address"
 	}
 	return false, "network.allow does not name it"
+}
+
+// outbound returns the decisions of the contract alone.
+func (c *Contract) outbound() (*policy.Outbound, error) {
+	return policy.NewOutbound(c.Egress(), policy.Ceiling{Internet: true, Allow: c.special()})
 }
 
 // special returns the destinations that the contract names itself. Whether the project

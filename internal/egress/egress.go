@@ -48,6 +48,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"postern/internal/auth"
+	"postern/internal/contract"
 	"postern/internal/inspect"
 	"postern/internal/outgoing"
 	"postern/internal/policy"
@@ -109,6 +110,9 @@ type Config struct {
 
 	// Grants opens public addresses by name beyond the lists. Nil: nothing does.
 	Grants Granter
+	// Bounds has the contracts that bind sandboxes: Grants opens nothing that they do not
+	// have. Nil: Grants opens nothing to a sandbox that a contract binds.
+	Bounds *contract.Bounds
 
 	// Inspect handles the requests inside connections to the hosts that it wants. Nil:
 	// no connection is looked into.

@@ -2,12 +2,30 @@ package egress
 
 import (
 	"context"
+	"net/netip"
 
+	"postern/internal/contract"
+	"postern/internal/outgoing"
 	"postern/internal/policy"
 )
 
 // This file decides by the lists of a sandbox and by what Config.Grants opens beyond
-// them.
+// them. A grant opens nothing that the contract which binds the sandbox does not have.
+
+// bounded decides by the contract that binds the sandbox, if one does.
+func (a *attached) bounded(ctx context.Context, g contract.Grant) policy.Verdict {
+	return a.w.cfg.Bounds.Allows(ctx, a.who.Project, a.who.Contract, g)
+}
+
+// hasConnection decides by the contract on a connection to addr by name, which may be
+// empty.
+func (a *attached) hasConnection(ctx context.Context, name string, addr netip.AddrPort) policy.Verdict {
+	g := contract.Grant{Kind: policy.KindConnect, Addr: addr}
+	if name != "" {
+		g.Hosts = []string{name}
+	}
+	return a.bounded(ctx, g)
+}
 
 // connect decides on a connection. Inspect means that only a grant for requests
 // allows it, or that it is to a registry, which may only be read: then the connection may be made only if each of its requests is
@@ -18,12 +36,29 @@ func (a *attached) connect(ctx context.Context, c policy.Connection) (v policy.V
 	if v.Effect == policy.Allow {
 		return v, v.Rule == policy.RulePackages // which are only read
 	}
-	if a.w.cfg.Grants == nil || !c.Public() {
+	if !c.Public() {
 		return v, false
+	}
+	if len(c.Names) == 0 {
+		if w := a.hasConnection(ctx, "", c.Addr); w.Effect != policy.Allow {
+			return w, false
+		}
 	}
 	for _, n := range c.Names {
 		n, err := policy.Name(n)
 		if err != nil {
+			continue
+		}
+		// The attack: a permit for the whole project opens a host to a run whose contract
+		// does not have it. Each name is judged alone: a name of the contract and one of a
+		// permit must not add up.
+		if w := a.hasConnection(ctx, n, c.Addr); w.Effect != policy.Allow {
+			if v.Effect != policy.Allow && w.Rule == policy.RuleContract {
+				v = w
+			}
+			continue
+		}
+		if a.w.cfg.Grants == nil {
 			continue
 		}
 		switch g, ins := a.w.cfg.Grants.Allows(ctx, a.who, n, c.Addr.Port()); {
@@ -49,11 +84,21 @@ func (a *attached) connectPlain(ctx context.Context, c policy.Connection) policy
 // resolve decides whether a name may be looked up outside.
 func (a *attached) resolve(ctx context.Context, name string) policy.Verdict {
 	v := a.rules.Load().Resolve(name)
-	if v.Effect == policy.Allow || a.w.cfg.Grants == nil {
+	if v.Effect == policy.Allow {
 		return v
 	}
 	n, err := policy.PublicName(name)
 	if err != nil {
+		return v
+	}
+	switch w := a.hasConnection(ctx, n, netip.AddrPort{}); {
+	case w.Effect == policy.Allow:
+	case w.Rule == policy.RulePackages: // the contract has it, and the ceiling does not
+		return v
+	default:
+		return w
+	}
+	if a.w.cfg.Grants == nil {
 		return v
 	}
 	if g, _ := a.w.cfg.Grants.Allows(ctx, a.who, n, 0); g.Effect == policy.Allow {
@@ -68,9 +113,20 @@ func (a *attached) mayByName(ctx context.Context, c policy.Connection) bool {
 	if a.rules.Load().MayByName(c) {
 		return true
 	}
-	if a.w.cfg.Grants == nil || !c.Public() {
+	if a.w.cfg.Grants == nil || !c.Public() || a.hasConnection(ctx, "", netip.AddrPort{}).Effect != policy.Allow {
 		return false
 	}
 	v, _ := a.w.cfg.Grants.Allows(ctx, a.who, "", c.Addr.Port())
 	return v.Effect == policy.Allow
+}
+
+// find decides by grants on a request to a host that the lists do not open, or open only
+// to be read.
+func (a *attached) find(ctx context.Context, g RequestGranter, r *outgoing.Request) policy.Verdict {
+	// The attack: a contract lets a run read a registry, and a permit for the whole project
+	// lets it publish there.
+	if w := a.bounded(ctx, contract.Grant{Kind: policy.KindRequest, Hosts: []string{r.Host}}); w.Effect != policy.Allow {
+		return w
+	}
+	return g.Find(ctx, a.who, r)
 }

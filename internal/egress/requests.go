@@ -99,14 +99,14 @@ func (a *attached) granted(ctx context.Context) func(r *outgoing.Request) policy
 				return v
 			}
 			if ok { // a person may have allowed more than reading
-				if permitted := g.Find(ctx, a.who, r); permitted.Effect == policy.Allow {
+				if permitted := a.find(ctx, g, r); permitted.Effect == policy.Allow {
 					return permitted
 				}
 			}
 			return v
 		}
 		if ok {
-			v = g.Find(ctx, a.who, r)
+			v = a.find(ctx, g, r)
 		}
 		return v
 	}

@@ -361,7 +361,7 @@ type Gate struct {
 	examine func(ctx context.Context, tx *store.Tx, project string, r *policy.Request) error
 	learn   func(ctx context.Context, tx *store.Tx, a Action) error
 	// bound checks proposals of sandboxes, see Bound; may be nil
-	bound func(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind) error
+	bound func(ctx context.Context, tx *store.Tx, who auth.Principal, r policy.Request) error
 
 	memory *store.Memory // the latest versions that this program moved actions to, and attempts of their parts
 }
@@ -379,7 +379,7 @@ func (g *Gate) Handle(kind policy.Kind, e Executor) { g.exec[kind] = e }
 // Bound makes [Gate.Propose] call check, in its transaction, before code in a sandbox
 // proposes an action. An error of check refuses the proposal. Bound must not be called after
 // [Gate.Run].
-func (g *Gate) Bound(check func(ctx context.Context, tx *store.Tx, who auth.Principal, kind policy.Kind) error) {
+func (g *Gate) Bound(check func(ctx context.Context, tx *store.Tx, who auth.Principal, r policy.Request) error) {
 	g.bound = check
 }
 
@@ -401,7 +401,7 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 		return Action{}, err
 	}
 	if g.bound != nil && who.Kind == auth.Sandbox {
-		if err := g.bound(ctx, tx, who, p.Request.Kind); err != nil {
+		if err := g.bound(ctx, tx, who, p.Request); err != nil {
 			return Action{}, err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/contract"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/store"
@@ -35,22 +36,27 @@ type payload struct {
 	Proposal
 	Sandbox  string `json:"sandbox"`
 	Template string `json:"template,omitempty"`
+	Contract string `json:"contract,omitempty"` // that binds the sandbox; it has all hosts of the proposal
 }
 
 // Of returns the proposal of an action of kind [policy.KindPermit], as it was
 // narrowed, and the sandbox that made it. The action must have its payload.
 func Of(a oversight.Action) (p Proposal, sandbox string, err error) {
-	var b payload
+	b, err := read(a)
+	return b.Proposal, b.Sandbox, err
+}
+
+func read(a oversight.Action) (b payload, err error) {
 	if err := json.Unmarshal(a.Payload, &b); err != nil {
-		return p, "", fmt.Errorf("read proposal %s: %w", a.ID, err)
+		return payload{}, fmt.Errorf("read proposal %s: %w", a.ID, err)
 	}
-	p, err = b.Normal()
-	return p, b.Sandbox, err
+	b.Proposal, err = b.Normal()
+	return b, err
 }
 
 // encode returns what an action about p has, by the sandbox box.
 func encode(p Proposal, box auth.Principal, via string) (oversight.Proposal, error) {
-	body, err := json.Marshal(payload{Proposal: p, Sandbox: box.ID, Template: box.Template})
+	body, err := json.Marshal(payload{Proposal: p, Sandbox: box.ID, Template: box.Template, Contract: box.Contract})
 	if err != nil {
 		return oversight.Proposal{}, fmt.Errorf("write proposal: %w", err)
 	}
@@ -61,8 +67,9 @@ func encode(p Proposal, box auth.Principal, via string) (oversight.Proposal, err
 }
 
 // Propose asks the owners to allow p to the sandbox who. A proposal that waits
-// already is returned instead of a second one. It returns [ErrInvalid], [ErrMany],
-// [ErrOff] or [auth.ErrForbidden].
+// already is returned instead of a second one. Where a contract binds the sandbox, it
+// proposes only what the contract has, since an approval of anything else would have no
+// effect there. It returns [ErrInvalid], [ErrMany], [ErrOff] or [auth.ErrForbidden].
 func (r *Register) Propose(ctx context.Context, who auth.Principal, via string, p Proposal) (a oversight.Action, err error) {
 	if who.Kind != auth.Sandbox {
 		return a, fmt.Errorf("only code in a sandbox proposes network permits, not %s: %w", who, auth.ErrForbidden)
@@ -72,6 +79,10 @@ func (r *Register) Propose(ctx context.Context, who auth.Principal, via string, 
 	}
 	if p, err = p.Normal(); err != nil {
 		return a, err
+	}
+	g := contract.Grant{Kind: policy.KindPermit, Hosts: p.Hosts, Everyone: p.Scope == ForProject}
+	if v := r.bounds.Allows(ctx, who.Project, who.Contract, g); v.Effect != policy.Allow {
+		return a, fmt.Errorf("%s: %w", v.Reason, auth.ErrForbidden)
 	}
 	prop, err := encode(p, who, via)
 	if err != nil {
@@ -157,7 +168,7 @@ func (r *Register) Narrow(ctx context.Context, who auth.Principal, id string, ve
 		if was.Kind != policy.KindPermit {
 			return fmt.Errorf("action %s: %w", id, store.ErrNotFound)
 		}
-		p, box, err := Of(was)
+		p, err := read(was)
 		if err != nil {
 			return err
 		}
@@ -168,7 +179,7 @@ func (r *Register) Narrow(ctx context.Context, who auth.Principal, id string, ve
 		if err := p.narrower(n); err != nil {
 			return err
 		}
-		prop, err := encode(n, auth.Principal{Kind: auth.Sandbox, ID: box, Project: was.Project, Template: was.Request.Template}, was.Via)
+		prop, err := encode(n, auth.Principal{Kind: auth.Sandbox, ID: p.Sandbox, Project: was.Project, Template: was.Request.Template, Contract: p.Contract}, was.Via)
 		if err != nil {
 			return err
 		}
@@ -276,10 +287,11 @@ func (p *Permit) request() policy.Request {
 
 // Show implements [oversight.Executor].
 func (r *Register) Show(a oversight.Action) (oversight.View, error) {
-	p, box, err := Of(a)
+	p, err := read(a)
 	if err != nil {
 		return oversight.View{}, err
 	}
+	box := p.Sandbox
 	unknown, err := oversight.ReadPayload(a.Payload, &payload{})
 	if err != nil {
 		return oversight.View{}, fmt.Errorf("show proposal %s: %w", a.ID, err)
@@ -313,6 +325,9 @@ func (r *Register) Show(a oversight.Action) (oversight.View, error) {
 	if a.Request.Template != "" {
 		v.Fields = append(v.Fields, oversight.Field{Name: "Template", Value: a.Request.Template})
 	}
+	if p.Contract != "" {
+		v.Fields = append(v.Fields, oversight.Field{Name: "Contract", Value: p.Contract})
+	}
 	if p.Why == "" {
 		v.Text = "The program gives no reason."
 	}
@@ -336,7 +351,10 @@ func (r *Register) Show(a oversight.Action) (oversight.View, error) {
 		}
 	}
 	if p.Scope == ForProject {
-		note("it would hold for every sandbox of the project, also for new ones")
+		note("it would hold for every sandbox of the project, also for new ones; where a contract binds a sandbox, it opens nothing that the contract does not have")
+	}
+	if name, _, _ := strings.Cut(p.Contract, "@"); name != "" {
+		note("the contract %s binds this sandbox and has these hosts; what keeps them closed is the server's own list or the sandbox's", name)
 	}
 	note("it opens the hosts beyond the sandbox's lists and the project's ceiling; the program wrote the reason, and what it has read may have told it what to write")
 	hosts[0].Field = "Hosts"
@@ -352,6 +370,10 @@ func (r *Register) Show(a oversight.Action) (oversight.View, error) {
 	if a.Request.Template != "" {
 		last := &v.Panels[len(v.Panels)-1]
 		last.Rows = append(last.Rows, oversight.PanelRow{Name: "Template", Value: a.Request.Template})
+	}
+	if p.Contract != "" {
+		last := &v.Panels[len(v.Panels)-1]
+		last.Rows = append(last.Rows, oversight.PanelRow{Name: "Contract", Value: p.Contract, Note: "has these hosts"})
 	}
 	if p.Why != "" {
 		v.AddPanel("Why, as the program says", oversight.FormWords, "", oversight.PanelRow{Value: p.Why, Field: "-"})

@@ -15,7 +15,9 @@
 // or a connection, see [Register.Like].
 //
 // The package must not open a private address, whatever a person approves. It must
-// not decide: a permit without a person's decision is refused. Switches and rules
+// not decide: a permit without a person's decision is refused. In a sandbox that a
+// contract binds, a permit opens nothing that the contract does not have; the wall asks
+// the contract beside the permits. Switches and rules
 // about connections (package connection) still apply to what a permit opens.
 package permit
 
@@ -26,6 +28,7 @@ import (
 	"sync"
 	"time"
 
+	"postern/internal/contract"
 	"postern/internal/outgoing"
 	"postern/internal/oversight"
 	"postern/internal/store"
@@ -123,6 +126,8 @@ type Register struct {
 	gate *oversight.Gate
 	off  bool // no permit opens a connection, and none is proposed
 
+	bounds *contract.Bounds
+
 	mu       sync.RWMutex
 	projects map[string]*inForce
 }
@@ -132,10 +137,13 @@ type Config struct {
 	// Off turns network permits off: agents cannot propose any, and those that exist
 	// open nothing. Permits of kind [Secret] are not affected.
 	Off bool
+	// Bounds has the contracts that bind sandboxes. Nil: a sandbox that one binds proposes
+	// nothing.
+	Bounds *contract.Bounds
 }
 
 // New returns the Register of db. The gate needs it as the executor of
 // [policy.KindPermit].
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, conf Config) *Register {
-	return &Register{log: log, db: db, gate: gate, off: conf.Off, projects: map[string]*inForce{}}
+	return &Register{log: log, db: db, gate: gate, off: conf.Off, bounds: conf.Bounds, projects: map[string]*inForce{}}
 }

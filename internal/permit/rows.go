@@ -136,6 +136,15 @@ func (r *Register) List(ctx context.Context, who auth.Principal, q Query) (out [
 	if err != nil {
 		return nil, fmt.Errorf("list permits: %w", err)
 	}
+	if who.Contract != "" {
+		// What its contract does not have does not hold for it.
+		for i := range out {
+			if out[i].Kind == Network {
+				out[i].Hosts = r.bounds.Hosts(ctx, who.Project, who.Contract, out[i].Hosts)
+			}
+		}
+		out = slices.DeleteFunc(out, func(p Permit) bool { return p.Kind == Network && len(p.Hosts) == 0 })
+	}
 	return out, nil
 }
 

@@ -13,6 +13,9 @@ import (
 // registry. Only requests that [Packages.Judge] allows may be made on it.
 const RulePackages = "packages"
 
+// RuleContract is the rule of a verdict by the contract that binds a sandbox.
+const RuleContract = "contract"
+
 // A Registry is where a package manager gets packages from.
 type Registry struct {
 	Name  string // as [Egress.Packages] has it
@@ -214,6 +217,14 @@ func newPackages(e Egress, c Ceiling) (Packages, error) {
 // [Packages.Judge].
 func (p *Packages) Host(host string) bool {
 	return slices.ContainsFunc(p.places, func(at place) bool { return at.host == host })
+}
+
+// Hosts returns the hosts of [Packages.Host].
+func (p *Packages) Hosts() (out []string) {
+	for _, at := range p.places {
+		out = append(out, at.host)
+	}
+	return out
 }
 
 // Port reports whether a mirror listens at a port that is not one of the web's.

@@ -94,6 +94,11 @@ func byRules(d *policy.Document, q policy.Request, u *outgoing.Use) policy.Verdi
 	if matched && (v.Effect != policy.Allow || d.Names(v.Rule, policy.KindSecret)) {
 		return v
 	}
+	return bySetting(u)
+}
+
+// bySetting returns the verdict of the approval of u.
+func bySetting(u *outgoing.Use) policy.Verdict {
 	switch u.Approval {
 	case never:
 		return policy.Verdict{Effect: policy.Allow}

@@ -7,14 +7,21 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/contract"
 	"postern/internal/outgoing"
 	"postern/internal/oversight"
 	"postern/internal/permit"
+	"postern/internal/policy"
 	"postern/internal/store"
 )
 
 // Permits are the [Grants] of a register of permits.
-type Permits struct{ Register *permit.Register }
+type Permits struct {
+	Register *permit.Register
+	// Bounds has the contracts that bind sandboxes. Nil: a sandbox that one binds uses no
+	// secret.
+	Bounds *contract.Bounds
+}
 
 var _ Grants = Permits{}
 
@@ -45,6 +52,20 @@ func (p Permits) Make(ctx context.Context, tx *store.Tx, g Grant) error {
 		Until: g.Until, Action: g.Action, Decider: g.Decider,
 	})
 	return err
+}
+
+// Bound implements [Grants].
+func (p Permits) Bound(ctx context.Context, who auth.Principal, secret, host string) (string, policy.Verdict) {
+	g := contract.Grant{Kind: policy.KindSecret, Secret: secret, Hosts: []string{host}}
+	v := p.Bounds.Allows(ctx, who.Project, who.Contract, g)
+	if v.Effect != policy.Allow || who.Contract == "" {
+		return never, v
+	}
+	cred, err := p.Bounds.Credential(ctx, who.Project, who.Contract, secret)
+	if err != nil {
+		return always, refused("the contract that binds this sandbox cannot be read: no secret is used")
+	}
+	return cred.Approval, v
 }
 
 // Of implements [Grants].

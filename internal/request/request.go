@@ -83,6 +83,10 @@ type Grants interface {
 	Allow(ctx context.Context, tx *store.Tx, who auth.Principal, a oversight.Action, r *outgoing.Request, w oversight.Allowance) (audit.Fields, error)
 	// Make stores g as part of tx. For an action that has a grant it does nothing.
 	Make(ctx context.Context, tx *store.Tx, g Grant) error
+	// Bound returns what the contract that binds who says of the use of a secret at a host,
+	// given by its name: refused, asked about each time or first, or allowed. Without a
+	// contract it is allowed.
+	Bound(ctx context.Context, who auth.Principal, secret, host string) (approval string, v policy.Verdict)
 	// Of returns the id of the grant of an action if it is in force, else an empty text.
 	Of(ctx context.Context, tx *store.Tx, project, action string) (id string, err error)
 }
@@ -186,8 +190,8 @@ type question struct {
 	verdict policy.Verdict // that asks
 }
 
-// bySetting is the why of a question that no rule asks.
-const bySetting = "the secret's own setting"
+// byOwnSetting is the why of a question that no rule asks.
+const byOwnSetting = "the secret's own setting"
 
 // questions returns what a person has to agree to before r is made. If the effect of
 // the verdict is not Allow, the request is refused whatever a person says.
@@ -226,6 +230,9 @@ func (a *Admission) questions(ctx context.Context, who auth.Principal, r *outgoi
 	allowed.Effect = policy.Allow
 	for _, u := range secrets(r) {
 		facts, v := judge(f, who, r, policy.KindSecret, &u)
+		if v.Effect != policy.Deny && who.Contract != "" {
+			v = a.byContract(ctx, who, r, &u, v)
+		}
 		q := question{kind: policy.KindSecret, use: u, first: u.Approval != always && a.grants != nil, why: "rule " + v.Rule, facts: facts, verdict: v}
 		switch v.Effect {
 		case policy.Deny:
@@ -240,7 +247,7 @@ func (a *Admission) questions(ctx context.Context, who auth.Principal, r *outgoi
 			if len(qs) > 0 && qs[0].kind == policy.KindRequest {
 				continue
 			}
-			q.why = bySetting
+			q.why = byOwnSetting
 		}
 		// The gate keeps it: by it the action for a first use is found again.
 		facts.Detail["id"], facts.Detail["why"], facts.Detail["first"] = u.ID, q.why, strconv.FormatBool(q.first)
@@ -253,6 +260,29 @@ func (a *Admission) questions(ctx context.Context, who auth.Principal, r *outgoi
 		qs = append(qs, q)
 	}
 	return qs, allowed
+}
+
+// byContract returns v, the verdict of rules and the secret's own setting on the use u, as
+// far as the contract that binds who has it. Where the contract makes a person be asked
+// and v does not, it sets the approval of u to the contract's.
+//
+// The attack: after a contract was approved by which a person sees each request with a
+// secret, a rule allows them all, or the setting of the secret does.
+func (a *Admission) byContract(ctx context.Context, who auth.Principal, r *outgoing.Request, u *outgoing.Use, v policy.Verdict) policy.Verdict {
+	if a.grants == nil {
+		return refused("the contract that binds this sandbox cannot be read: no secret is used")
+	}
+	approval, c := a.grants.Bound(ctx, who, u.Secret, r.Host)
+	if c.Effect != policy.Allow {
+		return c
+	}
+	if v.Effect != policy.Allow || approval == never {
+		return v
+	}
+	u.Approval = approval
+	v = bySetting(u)
+	v.Reason += ", by the contract that binds the sandbox"
+	return v
 }
 
 // The settings of a secret. Any other text counts as always.

@@ -269,7 +269,7 @@ func (f *fixture) restart() {
 		f.t.Fatal(err)
 	}
 	f.gate.Handle(policy.KindRun, f.runs)
-	f.gate.Bound(f.runs.LimitMail)
+	f.gate.Bound(f.runs.Bound)
 }
 
 // overwrite puts other bytes in the place of a blob, as somebody who can write the disk

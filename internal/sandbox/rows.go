@@ -95,7 +95,7 @@ type Info struct {
 
 // Principal returns the sandbox as the caller of other parts of the program.
 func (s *Info) Principal() auth.Principal {
-	return auth.Principal{Kind: auth.Sandbox, ID: s.ID, Project: s.Project, Inbox: s.Inbox, Template: s.Template, Bench: s.bench}
+	return auth.Principal{Kind: auth.Sandbox, ID: s.ID, Project: s.Project, Inbox: s.Inbox, Template: s.Template, Bench: s.bench, Contract: s.Contract}
 }
 
 // limitEnd returns ends, or the latest end that [Options.Most] allows if that is earlier. The

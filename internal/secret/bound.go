@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"postern/internal/auth"
+	"postern/internal/contract"
 	"postern/internal/inject"
 	"postern/internal/policy"
 	"postern/internal/store"
@@ -61,7 +62,9 @@ func (s *Store) byName(ctx context.Context, project string, names []string) (map
 // more, or whose row was changed in the database, is left out.
 //
 // A secret with hosts belongs to these, also where a rule names another. One without
-// belongs to the hosts of the rules that name it.
+// belongs to the hosts of the rules that name it. In a sandbox that a contract binds it
+// belongs to no other hosts than those of the contract, and people are asked at least as
+// often as the contract says.
 func (s *Store) Bound(ctx context.Context, who auth.Principal, e *policy.Egress) ([]inject.Secret, error) {
 	found, err := s.byName(ctx, who.Project, names(e))
 	if err != nil {
@@ -74,6 +77,21 @@ func (s *Store) Bound(ctx context.Context, who auth.Principal, e *policy.Egress)
 		b := inject.Secret{ID: c.ID, Name: c.Name, Sentinel: s.Sentinel(c.Project, who.ID, c.ID), Hosts: c.Hosts, RuleHosts: rules[name], Headers: c.Headers, Places: c.Places, Kind: string(c.Kind), Approval: string(c.Approval)}
 		if c.Kind == AWS {
 			b.AccessKey = s.AccessKeySentinel(c.Project, who.ID, c.ID)
+		}
+		if who.Contract != "" {
+			// The attack: a secret gets further hosts, or is used without asking, after the
+			// contract of a sandbox that has it was approved.
+			cred, err := s.conf.Bounds.Credential(ctx, who.Project, who.Contract, name)
+			if err != nil {
+				return nil, err
+			}
+			if b.Hosts, b.Approval = cred.Hosts, string(stricter(c.Approval, Approval(cred.Approval))); len(c.Hosts) > 0 {
+				b.Hosts = contract.Narrow(c.Hosts, cred.Hosts)
+			}
+			b.Places = nil         // a place that was opened later is wider than the contract
+			if len(b.Hosts) == 0 { // without hosts it would belong to those of the rules
+				continue
+			}
 		}
 		out = append(out, b)
 	}

@@ -26,6 +26,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/contract"
 	"postern/internal/inject"
 	"postern/internal/scrub"
 	"postern/internal/store"
@@ -70,6 +71,14 @@ var strictness = []Approval{Always, First, Never}
 
 // looser reports whether b asks less often than a.
 func looser(a, b Approval) bool { return slices.Index(strictness, b) > slices.Index(strictness, a) }
+
+// stricter returns the one of two that asks more often.
+func stricter(a, b Approval) Approval {
+	if looser(a, b) {
+		return a
+	}
+	return b
+}
 
 // A Secret describes a secret, without its value.
 type Secret struct {
@@ -142,6 +151,9 @@ type Config struct {
 	// Key is the operator's key, [KeySize] bytes, under which values are encrypted.
 	// Nil means a key that is derived from Server.
 	Key []byte
+	// Bounds has the contracts that bind sandboxes. Nil: a sandbox that one binds has no
+	// secrets.
+	Bounds *contract.Bounds
 	// Scrub is touched whenever a value is open in this process. Nil means that
 	// nobody scrubs.
 	Scrub *scrub.Scrubber
