@@ -49,8 +49,9 @@ func (c *Contract) Access(p string) Access {
 	return found
 }
 
-// Reach reports whether the contract lets the run connect to a host or an address. The
-// project's own network rules may be stricter.
+// Reach reports whether the contract lets the run connect to an address, or to a host:
+// at the port that "host:port" names, or without one at any. The project's own network
+// rules may be stricter.
 func (c *Contract) Reach(host string) (allowed bool, why string) {
 	out, err := c.outbound()
 	if err != nil {
@@ -60,7 +61,15 @@ func (c *Contract) Reach(host string) (allowed bool, why string) {
 	if a, err := netip.ParseAddr(host); err == nil {
 		v = out.Connect(policy.Connection{Addr: netip.AddrPortFrom(a, 443)})
 	} else {
-		v = out.Resolve(host)
+		p, err := policy.ParseHostPattern(host)
+		if err != nil {
+			return false, err.Error()
+		}
+		v = out.Resolve(p.Name)
+		n := c.Network.parse()
+		if v.Effect == policy.Allow && v.Rule != policy.RulePackages && p.Port != 0 && !n.internet && !policy.HostsWithin(p, n.names) {
+			return false, fmt.Sprintf("network.allow names %s, and not its port %d", p.Name, p.Port)
+		}
 	}
 	switch {
 	case v.Effect == policy.Allow && v.Rule == policy.RulePackages:

@@ -36,10 +36,11 @@ files:
 }
 
 func TestReach(t *testing.T) {
-	c := with(t, "network: {allow: [api.example.com, '*.example.org', 192.0.2.0/24]}\npackages: [{manager: npm}]")
+	c := with(t, "network: {allow: [api.example.com, '*.example.org', 192.0.2.0/24, 'db.example.com:5432']}\npackages: [{manager: npm}]")
 	for host, want := range map[string]bool{
 		"api.example.com": true, "API.example.com.": true, "example.com": false, "a.example.org": true, "example.org": false, "192.0.2.7": true, "192.0.3.7": false,
 		"registry.npmjs.org": true, "pypi.org": false, "169.254.169.254": false, "::1": false, "not a host": false,
+		"api.example.com:443": true, "api.example.com:8443": false, "db.example.com": true, "db.example.com:5432": true, "db.example.com:443": false, "registry.npmjs.org:443": true, "api.example.com:x": false,
 	} {
 		if ok, why := c.Reach(host); ok != want || why == "" {
 			t.Errorf("%s: %t, %s", host, ok, why)

@@ -330,8 +330,13 @@ func (k *checker) network(n Network) {
 			k.add(field, `"*" is not a host; write "0.0.0.0/0" for the whole Internet`)
 			continue
 		}
-		if _, err := parseHost(s); err != nil {
-			k.add(field, `%q must be a host, "*." and a host, an address or a prefix, without scheme, port and path`, clip(s))
+		if _, err := policy.ParseHostPattern(s); err != nil {
+			host, port, named := strings.Cut(s, ":")
+			if _, bad := parseHost(host); bad == nil && named && !strings.Contains(s, "/") {
+				k.add(field, "%q: the port %q must be a number from 1 to 65535", clip(s), clip(port))
+				continue
+			}
+			k.add(field, `%q must be a host, "*." and a host, an address or a prefix, without scheme and path; a host may have a port, such as db.example.com:5432`, clip(s))
 			continue
 		}
 		if open && !k.boundary {

@@ -90,7 +90,7 @@ type Input struct {
 
 // Network lists the destinations that the run may connect to. The wall enforces it.
 type Network struct {
-	Allow []string `json:"allow,omitzero" yaml:"allow,omitempty"` // host, *.host, address or prefix
+	Allow []string `json:"allow,omitzero" yaml:"allow,omitempty"` // host, *.host, either with :port, address or prefix
 	Deny  []string `json:"deny,omitzero" yaml:"deny,omitempty"`   // addresses and prefixes
 }
 

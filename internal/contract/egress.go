@@ -49,7 +49,7 @@ const everywhere = "0.0.0.0/0"
 // A network is a parsed [Network].
 type network struct {
 	internet bool
-	names    []string // "example.com", or ".example.com" for all below it
+	names    []policy.HostPattern
 	prefixes []netip.Prefix
 	deny     []netip.Prefix
 }
@@ -101,8 +101,8 @@ func (n Network) parse() network {
 			out.prefixes = append(out.prefixes, p)
 			continue
 		}
-		if name, err := parseHost(s); err == nil {
-			out.names = append(out.names, name)
+		if p, err := policy.ParseHostPattern(s); err == nil {
+			out.names = append(out.names, p)
 		}
 	}
 	for _, s := range n.Deny {
@@ -113,9 +113,10 @@ func (n Network) parse() network {
 	return out
 }
 
-// name reports whether the network allows connections to a host by its name.
+// name reports whether the network allows connections to a host by its name, at some
+// port.
 func (n network) name(host string) bool {
-	return n.internet || slices.ContainsFunc(n.names, func(of string) bool { return hostWithin(host, of) })
+	return n.internet || slices.ContainsFunc(n.names, func(of policy.HostPattern) bool { return hostWithin(host, of.Name) })
 }
 
 // header returns the name of the header that carries the credential.

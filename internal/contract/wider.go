@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"postern/internal/policy"
 )
 
 // A Difference is a place where one contract allows what another does not.
@@ -312,10 +314,10 @@ func (w *comparer) network(list, bound Network) {
 			}
 			continue
 		}
-		name, err := parseHost(s)
+		host, err := policy.ParseHostPattern(s)
 		switch {
 		case err != nil: // allows nothing
-		case slices.ContainsFunc(b.names, func(of string) bool { return hostWithin(name, of) }):
+		case policy.HostsWithin(host, b.names):
 		case b.internet && len(b.deny) == 0:
 		case b.internet:
 			w.add("network", field, "%s may resolve to an address that network.deny of the boundary has, and names take precedence over it", s)

@@ -59,6 +59,10 @@ func TestWider(t *testing.T) {
 		{"input digest", "files: {inputs: [{path: /in/a, sha256: " + strings.Repeat("a", 64) + "}, {path: /in/*}]}", "files: {inputs: [{path: /in/*}]}", "inputs files.inputs[0].sha256"},
 		{"host", "network: {allow: ['*.example.com']}", "network: {allow: [example.com]}", "network network.allow[0]"},
 		{"host below", "network: {allow: ['*.example.com']}", "network: {allow: [a.example.com, '*.b.example.com']}", ""},
+		{"port", "network: {allow: [example.com]}", "network: {allow: ['example.com:8443']}", "network network.allow[0]"},
+		{"the web's ports by one of them", "network: {allow: ['example.com:443']}", "network: {allow: [example.com]}", "network network.allow[0]"},
+		{"port of the web", "network: {allow: ['*.example.com']}", "network: {allow: ['a.example.com:443']}", ""},
+		{"port below a wildcard", "network: {allow: ['*.example.com:8443']}", "network: {allow: ['a.example.com:8443']}", ""},
 		{"host by address", "network: {allow: [192.0.2.0/24]}", "network: {allow: [example.com]}", "network network.allow[0]"},
 		{"address", "network: {allow: [192.0.2.0/24]}", "network: {allow: [192.0.0.0/16]}", "network network.allow[0]"},
 		{"the Internet", "network: {allow: ['*.example.com']}", "network: {allow: [0.0.0.0/0]}", "network network.allow"},
@@ -177,7 +181,7 @@ func (g gen) contract() *contract.Contract {
 		return contract.Input{Path: g.filePattern(), Size: pick(g, contract.Size(0), 1, 32<<20), SHA256: pick(g, "", "", "a", "b")}
 	})
 	c.Network.Allow = some(g, 2, func() string {
-		return pick(g, g.host(), g.host(), "0.0.0.0/0", "8.0.0.0/8", "8.8.0.0/16", "8.8.8.8", "2600::/16")
+		return pick(g, g.host(), g.host()+pick(g, "", ":443", ":8443"), "0.0.0.0/0", "8.0.0.0/8", "8.8.0.0/16", "8.8.8.8", "2600::/16")
 	})
 	if slices.Contains(c.Network.Allow, "0.0.0.0/0") {
 		c.Network.Allow = []string{"0.0.0.0/0"} // as Check has it
@@ -376,7 +380,7 @@ func connections(t *testing.T, g gen, c, b *contract.Contract, fail func(string,
 	}
 	for range 20 {
 		name := pick(g, "e.com", "a.e.com", "b.a.e.com", "x.b.a.e.com", "f.com")
-		to := policy.Connection{Addr: netip.AddrPortFrom(netip.MustParseAddr(pick(g, "8.8.8.8", "8.8.9.9", "8.9.9.9", "9.9.9.9", "2600::1")), 443)}
+		to := policy.Connection{Addr: netip.AddrPortFrom(netip.MustParseAddr(pick(g, "8.8.8.8", "8.8.9.9", "8.9.9.9", "9.9.9.9", "2600::1")), pick[uint16](g, 443, 80, 8443))}
 		if g.IntN(2) == 0 {
 			to.Names = []string{name}
 		}

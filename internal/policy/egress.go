@@ -20,7 +20,7 @@ const maxEntries = 512
 // for nothing and gets nothing.
 type Egress struct { //nolint:recvcheck // it is small, and read on each request by pointer
 	Internet bool     // everything that DenyOut does not name
-	AllowOut []string // addresses, CIDR prefixes, names and "*.name"; wins over DenyOut
+	AllowOut []string // addresses, CIDR prefixes, and entries of the form [HostPattern]; wins over DenyOut
 	DenyOut  []string // addresses and CIDR prefixes
 
 	// Rules change requests to hosts: by host name or "*.name", in lower case. The
@@ -82,8 +82,8 @@ type Token struct {
 // Ceiling allows nothing.
 type Ceiling struct {
 	Internet bool // every public address and every name
-	// Allow holds addresses, CIDR prefixes, names and "*.name". An address of
-	// this machine must stand here itself, and one that is not public must be
+	// Allow holds addresses, CIDR prefixes, and entries of the form [HostPattern]. An
+	// address of this machine must stand here itself, and one that is not public must be
 	// in a prefix that holds nothing but addresses of its kind: 0.0.0.0/0
 	// opens no private address, and 169.254.0.0/16 not the metadata service.
 	// A name never opens such an address, whatever it resolves to.
@@ -115,7 +115,7 @@ type Outbound struct {
 // entries is a parsed list.
 type entries struct {
 	prefixes []netip.Prefix
-	names    []string // "example.com", or ".example.com" for all below it
+	names    []HostPattern
 }
 
 // Validate returns an error that wraps [ErrInvalid] if e cannot be taken.
@@ -183,7 +183,8 @@ func (o *Outbound) Connect(c Connection) Verdict {
 	if special {
 		explicit = o.ceiling.explicit(a, kind, c.Own)
 	}
-	inCeiling := func(n string) bool { return o.ceilingInternet || o.ceiling.addr(a) || o.ceiling.name(n) }
+	port := c.Addr.Port()
+	inCeiling := func(n string) bool { return o.ceilingInternet || o.ceiling.addr(a) || o.ceiling.name(n, port) }
 	if at, ok := o.packages.connect(c, !special || explicit != "", inCeiling); ok {
 		return Verdict{Effect: Allow, Rule: RulePackages, Reason: at.host + " serves packages of " + at.registry}
 	}
@@ -207,7 +208,7 @@ func (o *Outbound) Connect(c Connection) Verdict {
 		switch {
 		case o.allow.addr(a):
 			return Verdict{Effect: Allow, Rule: "allowOut", Reason: fmt.Sprintf("allowOut names %v", a)}
-		case o.allow.name(n):
+		case o.allow.name(n, port):
 			return Verdict{Effect: Allow, Rule: "allowOut", Reason: "allowOut names " + n}
 		case o.internet && !o.deny.addr(a):
 			return Verdict{Effect: Allow, Rule: "internet", Reason: "the sandbox may use the Internet"}
@@ -216,7 +217,13 @@ func (o *Outbound) Connect(c Connection) Verdict {
 	what := describe(a, c.Names)
 	switch {
 	case !within:
+		if n := o.ceiling.elsewhere(c.Names, port); n != "" {
+			return deny("ceiling", fmt.Sprintf("the project allows %s, and not at port %d: the operator opens it with --egress-allow=%s:%d", n, port, n, port))
+		}
 		return deny("ceiling", o.ceilingReason(what))
+	case o.allow.elsewhere(c.Names, port) != "":
+		n := o.allow.elsewhere(c.Names, port)
+		return deny("allowOut", fmt.Sprintf("allowOut names %s, and not its port %d: a name opens 80 and 443, and %s:%d opens that port", n, port, n, port))
 	case o.deny.addr(a):
 		return deny("denyOut", fmt.Sprintf("denyOut of the sandbox names %v and allowOut does not name %s", a, what))
 	default:
@@ -241,7 +248,20 @@ func (o *Outbound) MayByName(c Connection) bool {
 	}
 	ceilingAddr := !open || o.ceilingInternet || o.ceiling.addr(a)
 	sandboxAddr := o.allow.addr(a) || o.internet && !o.deny.addr(a)
-	return (ceilingAddr || len(o.ceiling.names) > 0) && (sandboxAddr || len(o.allow.names) > 0) && (!ceilingAddr || !sandboxAddr)
+	return (ceilingAddr || o.ceiling.anyName(c.Addr.Port())) && (sandboxAddr || o.allow.anyName(c.Addr.Port())) && (!ceilingAddr || !sandboxAddr)
+}
+
+// ByAddress reports whether allowOut has a itself, or a network of it. The author of
+// that entry has written an address, so every protocol may be spoken there, also one
+// that shows no host.
+//
+// A prefix of less than 8 bits is not such an entry: it is no network of anybody's but
+// a way to write "everything". An address in the project's [Ceiling] is not one either:
+// the operator must write private addresses there so that a name may have them at all.
+func (o *Outbound) ByAddress(a netip.Addr) bool {
+	const network = 8 // bits; the largest block that was ever given to one owner
+	a = a.Unmap().WithZone("")
+	return slices.ContainsFunc(o.allow.prefixes, func(p netip.Prefix) bool { return p.Bits() >= network && p.Contains(a) })
 }
 
 // Resolve decides whether a name may be looked up outside at all. A question
@@ -252,16 +272,16 @@ func (o *Outbound) Resolve(name string) Verdict {
 	if err != nil {
 		return deny("name", err.Error())
 	}
-	if o.packages.resolve(n, o.ceilingInternet || o.ceiling.name(n)) {
+	if o.packages.resolve(n, o.ceilingInternet || o.ceiling.name(n, 0)) {
 		return Verdict{Effect: Allow, Rule: RulePackages, Reason: n + " serves packages"}
 	}
-	if special := localName(n); special != "" && !o.ceiling.name(n) {
+	if special := localName(n); special != "" && !o.ceiling.name(n, 0) {
 		return deny("name", fmt.Sprintf("%s is %s and never looked up", n, special))
 	}
-	if !o.ceilingInternet && !o.ceiling.name(n) {
+	if !o.ceilingInternet && !o.ceiling.name(n, 0) {
 		return deny("ceiling", o.ceilingReason(n))
 	}
-	if o.allow.name(n) {
+	if o.allow.name(n, 0) {
 		return Verdict{Effect: Allow, Rule: "allowOut", Reason: "allowOut names " + n}
 	}
 	if o.internet {
@@ -377,14 +397,24 @@ func (l entries) all() bool {
 	return slices.ContainsFunc(l.prefixes, func(p netip.Prefix) bool { return p.Bits() == 0 && p.Addr().Is4() })
 }
 
-// name says whether l names n, which is normalised.
-func (l entries) name(n string) bool {
-	if n == "" {
-		return false
+// name says whether l names n, which is normalised, at a port. Port 0 means any.
+func (l entries) name(n string, port uint16) bool {
+	return n != "" && slices.ContainsFunc(l.names, func(p HostPattern) bool { return p.opens(port) && p.covers(n) })
+}
+
+// anyName reports whether l names a host at a port.
+func (l entries) anyName(port uint16) bool {
+	return slices.ContainsFunc(l.names, func(p HostPattern) bool { return p.opens(port) })
+}
+
+// elsewhere returns one of names that l names at other ports than this one.
+func (l entries) elsewhere(names []string, port uint16) string {
+	for _, n := range names {
+		if n, err := Name(n); err == nil && l.name(n, 0) && !l.name(n, port) {
+			return n
+		}
 	}
-	return slices.ContainsFunc(l.names, func(e string) bool {
-		return n == e || e[0] == '.' && len(n) > len(e) && strings.HasSuffix(n, e)
-	})
+	return ""
 }
 
 func parseEntries(field string, list []string, names bool) (entries, error) {
@@ -400,17 +430,25 @@ func parseEntries(field string, list []string, names bool) (entries, error) {
 		if !names {
 			return l, fmt.Errorf("%w: %s[%d] %q: must be an IP address or a CIDR prefix", ErrInvalid, field, i, s)
 		}
-		below, wild := strings.CutPrefix(s, "*.")
-		n, err := Name(below)
-		if err != nil || strings.ContainsAny(s, "/:") {
-			return l, fmt.Errorf(`%w: %s[%d] %q: must be an IP address, a CIDR prefix, a name or "*." and a name`, ErrInvalid, field, i, s)
+		p, err := ParseHostPattern(s)
+		if err != nil {
+			return l, fmt.Errorf("%w: %s[%d] %q: %w", ErrInvalid, field, i, s, entryProblem(s, err))
 		}
-		if wild {
-			n = "." + n
-		}
-		l.names = append(l.names, n)
+		l.names = append(l.names, p)
 	}
 	return l, nil
+}
+
+// entryProblem says why s, which [ParseHostPattern] refused, is no entry of a list.
+func entryProblem(s string, err error) error {
+	host, _, port := strings.Cut(s, ":")
+	if _, bad := netip.ParseAddrPort(s); bad == nil {
+		return errAddressPort
+	}
+	if _, bad := Name(strings.TrimPrefix(host, "*.")); bad == nil && port && !strings.Contains(s, "/") {
+		return err // of the port
+	}
+	return errors.New(`must be an IP address, a CIDR prefix, a name or "*." and a name, and a name may have ":port"`)
 }
 
 // parsePrefix parses an address or a prefix. IPv4 in IPv6 becomes IPv4, so

@@ -98,6 +98,105 @@ func TestOutboundConnect(t *testing.T) {
 	}
 }
 
+func TestNamesOpenThePortsOfTheWebAndThoseNamed(t *testing.T) {
+	const site = "93.184.216.34"
+	for _, tc := range []struct {
+		allow, ceiling []string // an empty ceiling is the whole Internet
+		host           string
+		open, closed   []uint16
+		reason         string // of the closed ones
+	}{
+		{[]string{"example.com"}, nil, "example.com", []uint16{80, 443}, []uint16{1, 22, 53, 8443, 9000, 65535}, "example.com:"},
+		{[]string{"example.com:8443"}, nil, "example.com", []uint16{8443}, []uint16{80, 443, 844, 22}, "allowOut names example.com, and not its port"},
+		{[]string{"example.com", "example.com:8443"}, nil, "example.com", []uint16{80, 443, 8443}, []uint16{22}, ""},
+		{[]string{"*.example.com:8443"}, nil, "a.example.com", []uint16{8443}, []uint16{443}, ""},
+		{[]string{"*.example.com:8443"}, nil, "example.com", nil, []uint16{443, 8443}, "does not name example.com"},
+		{[]string{"*.example.com:8443", "a.example.com"}, nil, "b.example.com", []uint16{8443}, []uint16{443}, ""},
+		{[]string{"example.com:5432"}, []string{"example.com"}, "example.com", nil, []uint16{5432, 443}, ""},
+		{[]string{"example.com"}, []string{"example.com:5432"}, "example.com", nil, []uint16{5432, 443}, ""},
+		{[]string{"example.com:5432"}, []string{"example.com:5432"}, "example.com", []uint16{5432}, []uint16{443}, ""},
+		{[]string{"0.0.0.0/0"}, []string{"example.com"}, "example.com", []uint16{443}, []uint16{5432}, "--egress-allow=example.com:5432"},
+		{[]string{site}, nil, "example.com", []uint16{22, 443}, nil, ""},
+	} {
+		o, err := NewOutbound(Egress{AllowOut: tc.allow, DenyOut: []string{"0.0.0.0/0"}}, Ceiling{Internet: len(tc.ceiling) == 0, Allow: tc.ceiling})
+		if err != nil {
+			t.Fatal(err)
+		}
+		decide := func(port uint16) Verdict {
+			return o.Connect(Connection{Addr: netip.AddrPortFrom(netip.MustParseAddr(site), port), Names: []string{tc.host}})
+		}
+		for _, p := range tc.open {
+			if v := decide(p); v.Effect != Allow {
+				t.Errorf("allowOut %q, ceiling %q, %s:%d: %+v", tc.allow, tc.ceiling, tc.host, p, v)
+			}
+		}
+		for _, p := range tc.closed {
+			if v := decide(p); v.Effect == Allow || !strings.Contains(v.Reason, tc.reason) {
+				t.Errorf("allowOut %q, ceiling %q, %s:%d: %+v, want it denied with %q", tc.allow, tc.ceiling, tc.host, p, v, tc.reason)
+			}
+		}
+	}
+}
+
+func TestOnlyAnAddressOfTheSandboxOpensEveryProtocol(t *testing.T) {
+	a := netip.MustParseAddr("93.184.216.34")
+	for _, tc := range []struct {
+		e    Egress
+		c    Ceiling
+		want bool
+	}{
+		{Egress{Internet: true}, Ceiling{Internet: true}, false},
+		{Egress{AllowOut: []string{"0.0.0.0/0"}}, Ceiling{Internet: true}, false},
+		{Egress{AllowOut: []string{"64.0.0.0/2", "0.0.0.0/1"}}, Ceiling{Internet: true}, false},
+		{Egress{Internet: true}, Ceiling{Allow: []string{"93.184.216.34"}}, false},
+		{Egress{AllowOut: []string{"example.com"}}, Ceiling{Internet: true}, false},
+		{Egress{AllowOut: []string{"93.184.216.34"}}, Ceiling{Internet: true}, true},
+		{Egress{AllowOut: []string{"::ffff:93.184.216.34"}}, Ceiling{Internet: true}, true},
+		{Egress{AllowOut: []string{"93.0.0.0/8"}}, Ceiling{Internet: true}, true},
+	} {
+		o, err := NewOutbound(tc.e, tc.c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := o.ByAddress(a); got != tc.want {
+			t.Errorf("%+v: got %v", tc.e, got)
+		}
+	}
+}
+
+func TestHostsWithin(t *testing.T) {
+	for _, tc := range []struct {
+		p    string
+		of   []string
+		want bool
+	}{
+		{"a.e.com", []string{"*.e.com"}, true},
+		{"a.e.com:8443", []string{"*.e.com"}, false},
+		{"a.e.com:443", []string{"*.e.com"}, true},
+		{"a.e.com", []string{"*.e.com:443"}, false},
+		{"a.e.com", []string{"*.e.com:443", "a.e.com:80"}, true},
+		{"*.e.com:8443", []string{"a.e.com:8443"}, false},
+		{"*.a.e.com:8443", []string{"*.e.com:8443"}, true},
+		{"e.com", nil, false},
+	} {
+		p, err := ParseHostPattern(tc.p)
+		if err != nil || p.String() != tc.p {
+			t.Fatalf("%s: got %v, %v", tc.p, p, err)
+		}
+		var of []HostPattern
+		for _, s := range tc.of {
+			o, err := ParseHostPattern(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			of = append(of, o)
+		}
+		if got := HostsWithin(p, of); got != tc.want {
+			t.Errorf("%s in %q: got %v", tc.p, tc.of, got)
+		}
+	}
+}
+
 func TestOutboundMayByName(t *testing.T) {
 	names := Egress{AllowOut: []string{"example.com"}}
 	for _, tc := range []struct {
@@ -113,6 +212,7 @@ func TestOutboundMayByName(t *testing.T) {
 		{"a closed project", Ceiling{}, names, "1.1.1.1", false},
 		{"allowed already", Ceiling{Internet: true}, Egress{Internet: true}, "1.1.1.1", false},
 		{"private", Ceiling{Internet: true}, names, "10.0.0.9", false},
+		{"a name at another port", Ceiling{Internet: true}, Egress{AllowOut: []string{"example.com:8443"}}, "1.1.1.1", false},
 	} {
 		o, err := NewOutbound(tc.e, tc.c)
 		if err != nil {
@@ -179,7 +279,26 @@ func TestEgressValidate(t *testing.T) {
 		{"a star", Egress{AllowOut: []string{"*"}}, `allowOut[0] "*": must be`},
 		{"a star inside", Egress{AllowOut: []string{"a.*.com"}}, "allowOut[0]"},
 		{"a URL", Egress{AllowOut: []string{"https://example.com"}}, "allowOut[0]"},
-		{"a port", Egress{AllowOut: []string{"example.com:443"}}, "allowOut[0]"},
+		{"ports", Egress{AllowOut: []string{"example.com:5432", "*.example.com:8443", "example.com:1", "example.com:65535"}}, ""},
+		{"a port of a name with the Internet open", Egress{Internet: true, AllowOut: []string{"example.com:5432"}}, `allowOut[0] "example.com:5432": a name needs`},
+		{"no port", Egress{AllowOut: []string{"a.test", "example.com:"}}, `allowOut[1] "example.com:": the port "" must be a number from 1 to 65535`},
+		{"port 0", Egress{AllowOut: []string{"example.com:0"}}, `the port "0" must be`},
+		{"a port too high", Egress{AllowOut: []string{"example.com:65536"}}, `the port "65536" must be`},
+		{"a port that overflows", Egress{AllowOut: []string{"example.com:18446744073709551617"}}, "must be a number from 1 to 65535"},
+		{"a port with a zero before it", Egress{AllowOut: []string{"example.com:0443"}}, `the port "0443" must be`},
+		{"a port with a sign", Egress{AllowOut: []string{"example.com:+443"}}, `the port "+443" must be`},
+		{"a port with a space", Egress{AllowOut: []string{"example.com: 443"}}, `the port " 443" must be`},
+		{"a port in hexadecimal", Egress{AllowOut: []string{"example.com:0x1bb"}}, `the port "0x1bb" must be`},
+		{"a port by name", Egress{AllowOut: []string{"example.com:https"}}, `the port "https" must be`},
+		{"two ports", Egress{AllowOut: []string{"example.com:80:81"}}, `the port "80:81" must be`},
+		{"a range of ports", Egress{AllowOut: []string{"example.com:80-90"}}, `the port "80-90" must be`},
+		{"every port", Egress{AllowOut: []string{"example.com:*"}}, `the port "*" must be`},
+		{"a port alone", Egress{AllowOut: []string{":443"}}, "allowOut[0]"},
+		{"a port of every name", Egress{AllowOut: []string{"*:443"}}, "allowOut[0]"},
+		{"a port of an address", Egress{AllowOut: []string{"93.184.216.34:443"}}, "an address opens all of its ports"},
+		{"a port of an IPv6 address", Egress{AllowOut: []string{"[2600::1]:443"}}, "an address opens all of its ports"},
+		{"a port of a network", Egress{AllowOut: []string{"93.184.216.0/24:443"}}, "allowOut[0]"},
+		{"a port in denyOut", Egress{DenyOut: []string{"example.com:443"}}, "denyOut[0]"},
 		{"an octal address", Egress{AllowOut: []string{"010.0.0.1"}}, "allowOut[0]"},
 		{"a decimal address", Egress{AllowOut: []string{"2130706433"}}, "allowOut[0]"},
 		{"a short address", Egress{AllowOut: []string{"127.1"}}, "allowOut[0]"},
@@ -201,6 +320,9 @@ func TestEgressValidate(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
+	}
+	if err := (Ceiling{Allow: []string{"example.com:x"}}).Validate(); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), `egress-allow[0] "example.com:x": the port "x"`) {
+		t.Errorf("got %v", err)
 	}
 	if err := (Ceiling{Allow: []string{"*"}}).Validate(); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "egress-allow[0]") {
 		t.Errorf("got %v", err)

@@ -61,5 +61,5 @@ func ExampleNewOutbound() {
 	fmt.Println(err)
 	// Output:
 	// <nil>
-	// invalid network policy: allowOut[0] "https://pypi.org/simple": must be an IP address, a CIDR prefix, a name or "*." and a name
+	// invalid network policy: allowOut[0] "https://pypi.org/simple": must be an IP address, a CIDR prefix, a name or "*." and a name, and a name may have ":port"
 }
