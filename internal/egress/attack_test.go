@@ -394,7 +394,7 @@ func (w *world) learn(id, name, addr string) {
 		w.tb.Error(err)
 		return
 	}
-	a.names.learn(name, []netip.Addr{netip.MustParseAddr(addr)})
+	a.names.learn(name, []netip.Addr{netip.MustParseAddr(addr)}, func(string) bool { return false })
 }
 
 // inParallel runs cases and counts the results that are true.

@@ -298,7 +298,7 @@ func (a *attached) lookup(ctx context.Context, name string, port uint16) ([]neti
 		v.Reason = name + ": " + v.Reason
 		return nil, v, nil
 	}
-	a.names.learn(name, addrs)
+	a.names.learn(name, addrs, func(n string) bool { return a.wants(ctx, n) })
 	return addrs, policy.Verdict{Effect: policy.Allow}, nil
 }
 
@@ -387,8 +387,21 @@ func (n *names) of(addr netip.Addr) []string {
 	return nil
 }
 
-// learn remembers that name was resolved to addrs.
-func (n *names) learn(name string, addrs []netip.Addr) {
+// ever returns the names that were resolved to addr, also long ago. What only closes
+// something uses them: a program may wait until an answer is forgotten.
+func (n *names) ever(addr netip.Addr) []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if l := n.byAddr[addr]; l != nil {
+		return slices.Clone(l.names)
+	}
+	return nil
+}
+
+// learn remembers that name was resolved to addrs. Names for which keep returns true
+// are forgotten last: whoever owns a domain has as many names for an address as it
+// takes to displace another one.
+func (n *names) learn(name string, addrs []netip.Addr, keep func(name string) bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, a := range addrs {
@@ -400,7 +413,8 @@ func (n *names) learn(name string, addrs []netip.Addr) {
 		}
 		l.names = append(slices.DeleteFunc(l.names, func(s string) bool { return s == name }), name)
 		if len(l.names) > namesOfOne {
-			l.names = l.names[1:]
+			i := max(0, slices.IndexFunc(l.names, func(s string) bool { return !keep(s) }))
+			l.names = slices.Delete(l.names, i, i+1)
 		}
 		l.until = time.Now().Add(learnedFor)
 	}

@@ -365,7 +365,7 @@ func addrsOf(m dnsmessage.Message) []string {
 
 const site = "93.184.216.34" // a public address
 
-var named = policy.Egress{AllowOut: []string{"example.com", "*.allowed.test"}, DenyOut: []string{"0.0.0.0/0"}}
+var named = policy.Egress{AllowOut: []string{"example.com", "*.allowed.test", "example.com:22", "example.com:53", "example.com:7007", "example.com:8021", "example.com:8025", "*.allowed.test:8025", "*.allowed.test:2526"}, DenyOut: []string{"0.0.0.0/0"}}
 
 func open(c *Config) { c.Ceiling.Internet = true }
 
@@ -1130,7 +1130,7 @@ func TestSMTPIsCaptured(t *testing.T) {
 		{"on the web's port", site + ":443", "", []string{"EHLO x\r\n"}, "EHLO ", true},
 		{"FTP", site + ":8021", "220 ftp.test\r\n", []string{"USER anonymous\r\n"}, "", false},
 		{"a word like it", site + ":8025", "", []string{"H", "E", "L", "L", "O\r\n"}, "", false},
-		{"HTTP", site + ":8025", "", []string{"HEAD / HTTP/1.1\r\n"}, "", false},
+		{"HTTP", site + ":8025", "", []string{"HEAD / HTTP/1.1\r\n", "Host: example.com\r\n\r\n"}, "", false},
 	} {
 		for _, e := range []policy.Egress{{Internet: true}, named} {
 			t.Run(fmt.Sprintf("%s, internet %v", tc.name, e.Internet), func(t *testing.T) {
@@ -1341,7 +1341,7 @@ func TestNamesAreBounded(t *testing.T) {
 	n := newNames()
 	for i := range 3 * maxNames {
 		a := netip.AddrFrom4([4]byte{1, byte(i >> 16), byte(i >> 8), byte(i)})
-		n.learn(fmt.Sprintf("n%d.test", i), []netip.Addr{a, netip.MustParseAddr(site)})
+		n.learn(fmt.Sprintf("n%d.test", i), []netip.Addr{a, netip.MustParseAddr(site)}, func(string) bool { return false })
 		n.cache(fmt.Sprintf("n%d.test", i), []netip.Addr{a})
 	}
 	if len(n.byAddr) > maxNames || len(n.byName) > maxNames || len(n.of(netip.MustParseAddr(site))) > namesOfOne {

@@ -271,7 +271,7 @@ func (a *attached) serverFirst(ctx context.Context, s *splicing, buf []byte) err
 		return err
 	}
 	if start, _ := s.said(); len(start) > 0 {
-		if web := []byte("HTTP/"); bytes.HasPrefix(start, web[:min(len(web), len(start))]) || start[0] == 0x15 || start[0] == 0x16 {
+		if !s.greetedByOther() {
 			return &refusedError{reason: "the connection names no host"}
 		}
 		s.gated = false

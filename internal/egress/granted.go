@@ -3,6 +3,7 @@ package egress
 import (
 	"context"
 	"net/netip"
+	"slices"
 
 	"postern/internal/contract"
 	"postern/internal/outgoing"
@@ -28,13 +29,13 @@ func (a *attached) hasConnection(ctx context.Context, name string, addr netip.Ad
 }
 
 // connect decides on a connection. Inspect means that only a grant for requests
-// allows it, or that it is to a registry, which may only be read: then the connection may be made only if each of its requests is
-// inspected.
+// allows it, or that it is to a registry, which may only be read, whatever the port:
+// then the connection may be made only if each of its requests is inspected.
 func (a *attached) connect(ctx context.Context, c policy.Connection) (v policy.Verdict, inspect bool) {
 	v = a.rules.Load().Connect(c)
 	// The attack: a permitted name that its owner points to a private address.
 	if v.Effect == policy.Allow {
-		return v, v.Rule == policy.RulePackages // which are only read
+		return v, v.Rule == policy.RulePackages || slices.ContainsFunc(c.Names, a.rules.Load().Packages().Host)
 	}
 	if !c.Public() {
 		return v, false
@@ -129,4 +130,14 @@ func (a *attached) find(ctx context.Context, g RequestGranter, r *outgoing.Reque
 		return w
 	}
 	return g.Find(ctx, a.who, r)
+}
+
+// onlyRequests reports whether the lists do not open name at the port of dst, and a
+// grant opens it for certain requests only, at some port.
+func (a *attached) onlyRequests(ctx context.Context, name string, dst netip.AddrPort) bool {
+	if a.w.cfg.Grants == nil || a.rules.Load().Connect(a.connection(dst, []string{name})).Effect == policy.Allow {
+		return false
+	}
+	v, inspect := a.w.cfg.Grants.Allows(ctx, a.who, name, 0)
+	return v.Effect == policy.Allow && inspect
 }

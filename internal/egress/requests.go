@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -26,26 +28,42 @@ func (a *attached) wants(ctx context.Context, host string) bool {
 	return host != "" && a.inspects(ctx) && a.web.Wants(ctx, host)
 }
 
-// wantedAt returns a host whose requests must be inspected and for which our
-// resolver gave addr, or "".
+// inspected reports whether a host is inspected: its requests by a rule, a secret, a
+// policy or as mail, or since it is a registry, or since only a grant for requests opens
+// it.
+func (a *attached) inspected(ctx context.Context, host string, dst netip.AddrPort) bool {
+	return a.wants(ctx, host) || a.rules.Load().Packages().Host(host) || a.onlyRequests(ctx, host, dst)
+}
+
+// inspectedAt returns an inspected host for which our resolver gave the address of dst,
+// or "".
 //
-// The attack: a connection that shows no name, or hides it (ECH, RFC 9849), goes to
-// such a host by its address, and nobody judges its requests.
-func (a *attached) wantedAt(ctx context.Context, addr netip.Addr) string {
-	if !a.inspects(ctx) {
+// At such an address, on every port, only a connection passes that proves which host it
+// is for. The attack: a connection that shows no name, a false one or hides it (ECH, RFC
+// 9849), or that begins with another protocol, in which TLS or HTTP follows, reaches
+// the host, and nobody judges its requests. What is not known to be harmless is
+// refused: there are more protocols than anybody can list.
+func (a *attached) inspectedAt(ctx context.Context, dst netip.AddrPort) string {
+	if a.web == nil {
 		return ""
 	}
-	names := a.names.of(addr)
-	if i := slices.IndexFunc(names, func(n string) bool { return a.web.Wants(ctx, n) }); i >= 0 {
-		return names[i]
+	for _, n := range a.names.ever(dst.Addr()) {
+		if a.inspected(ctx, n, dst) {
+			return n
+		}
 	}
 	return ""
 }
 
-// unnamed is the reason to refuse a connection that may be for a host whose requests
-// are inspected.
-func unnamed(host string) string {
-	return "requests to " + host + " are inspected, and it shares this address: the connection must name its host, in clear text"
+// unproved is the reason to refuse a connection to an address of an inspected host that
+// does not prove which host it is for.
+func unproved(host string) string {
+	return "requests to " + host + " are inspected, and it shares this address: the connection must begin with TLS or HTTP, and name its host in clear text; for other protocols, the creator of the sandbox has to name the address in allowOut"
+}
+
+// misnamed is unproved for a connection that names a host to which it may not go.
+func misnamed(host, name, why string) string {
+	return "requests to " + host + " are inspected, and the connection goes to its address and names " + name + ": " + why
 }
 
 // serveRequests gives an open flow to the inspector.
@@ -75,14 +93,14 @@ func (a *attached) serveRequests(ctx context.Context, f *flow, in *insideConn, s
 // uninspected returns the host whose requests must be inspected if f is a connection
 // to it that is not, or "".
 func (a *attached) uninspected(ctx context.Context, f *flow) string {
-	if f.inspected || f.other || !a.inspects(ctx) {
+	if f.inspected || a.web == nil || f.other && a.rules.Load().ByAddress(f.dst.Addr()) {
 		return ""
 	}
 	names := f.conn.Names
 	if len(names) == 0 {
-		names = a.names.of(f.dst.Addr())
+		names = a.names.ever(f.dst.Addr())
 	}
-	if i := slices.IndexFunc(names, func(n string) bool { return a.web.Wants(ctx, n) }); i >= 0 {
+	if i := slices.IndexFunc(names, func(n string) bool { return a.inspected(ctx, n, f.dst) }); i >= 0 {
 		return names[i]
 	}
 	return ""
@@ -213,37 +231,53 @@ func (c *watchedConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// handleOther decides on a connection that the lists allow, c, to a port that is not
-// of the web, at an address of a host whose requests are inspected. TLS and HTTP are
-// inspected there as well, whichever the port. Other protocols pass.
-func (a *attached) handleOther(ctx context.Context, in *insideConn, dst netip.AddrPort, c policy.Connection) {
+// handleOther decides on a connection that is allowed, c, to a port that is not of the
+// web, at an address of hidden, which is inspected. It must prove which host it is for.
+// An inspected one is inspected at every port. Another one is judged by its name, and we
+// dial what that resolves to, as on the web's ports.
+//
+// Other protocols pass only if the sandbox's list has the address itself.
+func (a *attached) handleOther(ctx context.Context, in *insideConn, dst netip.AddrPort, c policy.Connection, hidden string) {
 	defer in.Close()
 	defer context.AfterFunc(ctx, in.abort)()
-	head := make([]byte, 1, 2048)
-	_ = in.SetReadDeadline(time.Now().Add(a.w.cfg.Limits.FirstByte))
-	n, _ := in.Read(head[:1])
-	s := sniffed{}
-	if head = head[:n]; n > 0 {
-		_ = in.SetReadDeadline(time.Now().Add(a.w.cfg.Limits.SniffTimeout))
-		s = sniff(in, head)
+	byAddress := len(c.Names) == 0 && a.rules.Load().ByAddress(dst.Addr())
+	s, raw := a.look(in, byAddress)
+	if s.mail && a.w.cfg.SMTP != nil {
+		a.captureLate(ctx, in, dst, s.head, false)
+		return
 	}
-	_ = in.SetReadDeadline(time.Time{})
 	refuse := func(name, reason string) {
 		a.refuse(ctx, "tcp", dst, name, reason)
 		s.refuse(in, reason)
 	}
 	host := ""
+	var restrict func(*outgoing.Request) policy.Verdict
+	var g gate
 	switch {
-	case s.mail: // the wall watches for it below
-	case (s.tls || s.http) && s.problem == "" && a.wants(ctx, s.name):
+	case raw && len(s.head) == 0:
+		g = notWebFirst
+	case raw:
+	case s.proves() && (!s.ech || a.inspected(ctx, s.name, dst)):
 		to, v := a.resolveFor(ctx, s.name, dst)
 		if v.Effect != policy.Allow {
-			refuse(s.name, v.Reason)
+			refuse(s.name, misnamed(hidden, s.name, v.Reason))
 			return
 		}
-		c, host = a.connection(to, []string{s.name}), s.name
-	case (s.tls || s.http && webLike(s.head)) && s.hides():
-		refuse(s.name, unnamed(a.wantedAt(ctx, dst.Addr())))
+		c = a.connection(to, []string{s.name})
+		v, only := a.connect(ctx, c)
+		switch {
+		case v.Effect != policy.Allow:
+			refuse(s.name, misnamed(hidden, s.name, v.Reason))
+			return
+		case only:
+			host, restrict = s.name, a.granted(ctx)
+		case a.wants(ctx, s.name):
+			host = s.name
+		default:
+			g = a.gateFor(ctx, &s)
+		}
+	default:
+		refuse(s.name, unproved(hidden))
 		return
 	}
 	w := a.permit(ctx, c)
@@ -251,14 +285,14 @@ func (a *attached) handleOther(ctx context.Context, in *insideConn, dst netip.Ad
 		refuse(strings.Join(w.asked.Names, " "), w.verdict.Reason)
 		return
 	}
-	w.inspected, w.other = host != "", host == ""
+	w.inspected, w.other = host != "", raw
 	ctx, f := a.open(ctx, c, dst, w)
 	if f == nil {
 		return
 	}
 	defer a.done(f)
 	if host != "" {
-		a.serveRequests(ctx, f, in, &s, host, nil)
+		a.serveRequests(ctx, f, in, &s, host, restrict)
 		return
 	}
 	up, err := a.dialOut(ctx, f, c.Addr)
@@ -266,11 +300,25 @@ func (a *attached) handleOther(ctx context.Context, in *insideConn, dst netip.Ad
 		in.abort()
 		return
 	}
-	if len(s.head) > 0 {
-		a.splice(ctx, f, in, up, s.head, nil)
-		return
+	a.splice(ctx, f, in, up, s.head, g)
+}
+
+// look reads the first message of a connection. If mayRaw is set, it may be of any
+// protocol or not come; then raw is true, and s has what was read.
+func (a *attached) look(in *insideConn, mayRaw bool) (s sniffed, raw bool) {
+	defer func() { _ = in.SetReadDeadline(time.Time{}) }()
+	head := make([]byte, 0, 2048)
+	if mayRaw {
+		_ = in.SetReadDeadline(time.Now().Add(a.w.cfg.Limits.FirstByte))
+		n, _ := in.Read(head[:cap(head)])
+		head = head[:n]
+		if n == 0 || shapeOf(head) == shapeOther {
+			return sniffed{head: head}, true
+		}
 	}
-	a.splice(ctx, f, in, up, nil, notWebFirst)
+	_ = in.SetReadDeadline(time.Now().Add(a.w.cfg.Limits.SniffTimeout))
+	s = sniff(in, head)
+	return s, mayRaw && !s.mail && shapeOf(s.head) == shapeOther
 }
 
 // notWebFirst is a gate for a connection on which the program sent nothing at first.
@@ -282,34 +330,176 @@ func notWebFirst(s *splicing, buf []byte) error {
 		if buf, err = s.readMore(buf); err != nil {
 			return err
 		}
-		if start, _ := s.said(); len(start) > 0 {
-			s.gated = false
-			return passAll(s, buf) // the server speaks first: it is no web server
-		}
-		switch {
-		case buf[0] == 0x16 || webLike(buf):
-			return &refusedError{reason: "requests to this host are inspected: a program must send the first byte of a request at once"}
-		case !maybeWeb(buf):
+		if s.greetedByOther() {
 			s.gated = false
 			return passAll(s, buf)
 		}
+		switch shapeOf(buf) {
+		case shapeWeb:
+			return &refusedError{reason: "requests to this host are inspected: a program must send the first byte of a request at once"}
+		case shapeOther:
+			s.gated = false
+			return passAll(s, buf)
+		case shapeOpen:
+		}
 	}
 }
 
-// webLike reports whether the bytes at the start of a connection are those of an HTTP
-// request for a server that is not strict.
-func webLike(b []byte) bool {
-	b = bytes.TrimLeft(b, " \t\r\n\x00")
-	line, _, _ := bytes.Cut(b, []byte("\n"))
-	if bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")) || len(b) == 0 {
-		return true
-	}
-	word, _, ok := bytes.Cut(line, []byte(" "))
-	return ok && slices.Contains([]string{"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE"}, strings.ToUpper(string(word)))
+// greetedByOther reports whether the server has spoken first, and not as a web server
+// does that gives up waiting.
+func (s *splicing) greetedByOther() bool {
+	start, _ := s.said()
+	web := []byte("HTTP/")
+	return len(start) > 0 && !bytes.HasPrefix(start, web[:min(len(web), len(start))]) && start[0] != 0x15 && start[0] != 0x16
 }
 
-// maybeWeb reports whether more bytes could show an HTTP request.
-func maybeWeb(b []byte) bool {
-	b = bytes.TrimLeft(b, " \t\r\n\x00")
-	return !bytes.ContainsFunc(b, func(r rune) bool { return r < ' ' || r > '~' }) && (len(b) <= 32 || bytes.IndexByte(b, ' ') >= 0) && len(b) < maxRequestHead
+// byFirstMessage is a gate for a connection to a port that is not of the web, at an
+// address that is not known to be of an inspected host. TLS and HTTP are judged by the
+// host that they name. Other protocols pass, and so does TLS without a server name: that
+// our resolver gave the address, or that the lists have it, is all that is known of them.
+//
+// The attacks: a port that is opened for one host of a server with many names; and an
+// inspected host at an address that our resolver did not give.
+func (a *attached) byFirstMessage(ctx context.Context, s *splicing, buf []byte) error {
+	var ends []int // of what was read, in buf
+	sent := 0      // bytes of buf that have left
+	// As it was read: some servers take each packet for a line.
+	send := func() error {
+		for _, end := range ends {
+			if _, err := s.toServer.Write(buf[sent:end]); err != nil {
+				return err
+			}
+			sent = end
+		}
+		ends = ends[:0]
+		return nil
+	}
+	pass := func() error {
+		s.gated = false
+		if err := send(); err != nil {
+			return err
+		}
+		return passAll(s, nil)
+	}
+	for open := true; open; {
+		if len(buf) > 0 && sent == 0 {
+			// A program may wait for the answer to a word that could become a method.
+			_ = s.in.SetReadDeadline(time.Now().Add(a.w.cfg.Limits.SniffTimeout))
+		}
+		var err error
+		buf, err = s.readMore(buf)
+		_ = s.in.SetReadDeadline(time.Time{})
+		paused := net.Error(nil)
+		switch {
+		case err == nil:
+			ends = append(ends, len(buf))
+		case errors.Is(err, io.EOF): // it cannot become a request any more
+			return pass()
+		case sent == 0 && errors.As(err, &paused) && paused.Timeout():
+			if err := send(); err != nil {
+				return err
+			}
+			continue
+		default:
+			// The program is gone. What it has sent is judged, for the record.
+			return errors.Join(send(), err)
+		}
+		var mail mailWatch
+		if s.greetedByOther() || sent == 0 && mail.read(buf[:min(len(buf), 2*maxLead)])&helloFirst != 0 {
+			return pass() // mail is captured behind this gate
+		}
+		switch shapeOf(buf) {
+		case shapeOther:
+			return pass()
+		case shapeWeb:
+			open = false
+		case shapeOpen:
+			if sent > 0 {
+				if err := send(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if sent > 0 {
+		return &refusedError{reason: "a request must be sent without a long pause in its first line"}
+	}
+	first := sniff(s.in, buf)
+	refuse := func(reason string) error {
+		status := 0
+		if first.http {
+			status = http.StatusForbidden
+		}
+		return &refusedError{first.name, reason, status}
+	}
+	raw := func() error {
+		s.gated = false
+		return passAll(s, first.head)
+	}
+	named := len(s.f.conn.Names) > 0
+	switch {
+	case first.name != "" && a.inspected(ctx, first.name, s.f.dst):
+		return refuse("requests to " + first.name + " are inspected, and this is not known as its address: look the name up with the sandbox's resolver, and connect to what it answers")
+	case !named || first.mail:
+		return raw()
+	case first.problem != "":
+		return refuse(first.problem)
+	case first.name == "" && first.tls:
+		return raw()
+	case first.name == "":
+		return refuse("the HTTP request names no host")
+	}
+	if !slices.Contains(s.f.conn.Names, first.name) {
+		switch to, v := a.resolveFor(ctx, first.name, s.f.dst); {
+		case v.Effect != policy.Allow:
+			return refuse(v.Reason)
+		case to != s.f.dst:
+			return refuse("the address is not a known address of " + first.name + ": look the name up, and connect to what the resolver answers")
+		}
+	}
+	if v := a.connectPlain(ctx, a.connection(s.f.conn.Addr, []string{first.name})); v.Effect != policy.Allow {
+		return refuse(v.Reason)
+	}
+	return a.gateFor(ctx, &first)(s, first.head)
 }
+
+// A shape is what the first bytes of a connection look like, to a server that is not
+// strict.
+type shape int
+
+const (
+	shapeOpen  shape = iota // more bytes could show TLS or HTTP
+	shapeWeb                // TLS or HTTP
+	shapeOther              // another protocol
+)
+
+// shapeOf returns the shape of bytes at the start of a connection.
+func shapeOf(b []byte) shape {
+	if len(b) > 0 && b[0] == 0x16 {
+		return shapeWeb
+	}
+	t := bytes.TrimLeft(b, " \t\r\n\x00")
+	if len(t) == 0 {
+		if len(b) > maxBlank {
+			return shapeOther
+		}
+		return shapeOpen
+	}
+	line, _, ended := bytes.Cut(t, []byte("\n"))
+	word, _, spaced := bytes.Cut(line, []byte(" "))
+	printable := !bytes.ContainsFunc(bytes.TrimSuffix(line, []byte("\r")), func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f })
+	switch {
+	case bytes.Contains(bytes.ToUpper(line), []byte("HTTP/")),
+		// In lower case they are words of other protocols.
+		spaced && slices.Contains([]string{"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE"}, string(word)):
+		return shapeWeb
+	case ended || !printable || !spaced && len(line) > maxMethod || len(line) > maxRequestHead:
+		return shapeOther
+	}
+	return shapeOpen
+}
+
+const (
+	maxMethod = 32 // bytes of the longest method that a server may know
+	maxBlank  = 64 // bytes that a server may skip before a request
+)

@@ -114,11 +114,10 @@ func parseHead(b []byte, scan *headScan) (s sniffed, need int) {
 	return s, 0
 }
 
-// hides reports whether the connection could be for another host than the one that
-// it names: it names none or hides one, or it is in a protocol that is not known.
-func (s *sniffed) hides() bool {
-	return !s.ssh && (s.name == "" || s.problem != "" || s.ech)
-}
+// proves reports whether the connection shows the one host that it is for: it begins
+// with TLS or HTTP, and names a host in clear text and in a form that all servers read
+// alike. With ECH, the host can be another one nevertheless.
+func (s *sniffed) proves() bool { return (s.tls || s.http) && s.name != "" && s.problem == "" }
 
 // setName sets the normalised name. A malformed name is a problem.
 func (s *sniffed) setName(name string) {

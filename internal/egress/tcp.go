@@ -118,6 +118,7 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 		}
 		return
 	}
+	only := false // for certain requests
 	if v.Effect != policy.Allow && a.mayByName(ctx, c) {
 		// Only a name can allow it: a name that our resolver gave this address for,
 		// or, on the web's ports, one that the connection itself shows.
@@ -128,6 +129,15 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 			return
 		}
 		c.Names = a.names.of(dst.Addr())
+		v, only = a.connect(ctx, c)
+	} else if v.Effect != policy.Allow {
+		// No name opens this port. The reason says of which host that is.
+		if c.Names = a.names.of(dst.Addr()); len(c.Names) > 0 {
+			v.Reason = rules.Connect(c).Reason
+		}
+	}
+	hidden := a.inspectedAt(ctx, dst)
+	if only && hidden == "" {
 		v = a.connectPlain(ctx, c)
 	}
 	if v.Effect != policy.Allow {
@@ -135,9 +145,9 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 		r.Complete(true)
 		return
 	}
-	if a.wantedAt(ctx, dst.Addr()) != "" {
+	if hidden != "" {
 		if in := accept(r); in != nil {
-			a.handleOther(ctx, in, dst, c)
+			a.handleOther(ctx, in, dst, c, hidden)
 		}
 		return
 	}
@@ -165,7 +175,11 @@ func (a *attached) handleOut(ctx context.Context, r *tcp.ForwarderRequest, dst n
 		up.Close()
 		return
 	}
-	a.splice(ctx, f, in, up, nil, nil)
+	var g gate
+	if !web && (len(c.Names) > 0 || a.inspects(ctx)) {
+		g = func(s *splicing, head []byte) error { return a.byFirstMessage(ctx, s, head) }
+	}
+	a.splice(ctx, f, in, up, nil, g)
 }
 
 // A ruling is the decision of Config.Permit on a connection.
@@ -212,8 +226,14 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 		refuse(s.name, s.problem)
 		return
 	}
-	if hidden := a.wantedAt(ctx, dst.Addr()); hidden != "" && s.hides() && !a.wants(ctx, s.name) {
-		refuse(s.name, unnamed(hidden))
+	hidden := a.inspectedAt(ctx, dst)
+	switch {
+	case hidden == "":
+	case s.proves() && (!s.ech || a.inspected(ctx, s.name, dst)):
+	case s.ssh && a.rules.Load().ByAddress(dst.Addr()):
+		g = sshOnly
+	default:
+		refuse(s.name, unproved(hidden))
 		return
 	}
 	// The address may be allowed whatever its name, see handleOut.
@@ -235,6 +255,14 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 			if a.wants(ctx, s.name) {
 				host = s.name
 			}
+			// The name hides another, which may be a host at the address that it has.
+			if at := a.inspectedAt(ctx, to); at != "" && s.ech && !a.inspected(ctx, s.name, to) {
+				refuse(s.name, unproved(at))
+				return
+			}
+		case hidden != "":
+			refuse(s.name, misnamed(hidden, s.name, v.Reason))
+			return
 		case anyName && a.mayResolveOutside(ctx, s.name) && !a.wants(ctx, s.name):
 			// The name may not be resolved, so it proves nothing about the address,
 			// but the address itself is allowed.
