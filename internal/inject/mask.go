@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"unicode/utf8"
 )
 
 // Shortest is the length in bytes from which a value is masked. A shorter one
@@ -28,16 +29,23 @@ const (
 )
 
 // A Mask overwrites values in what a server sends back, without a change of
-// length: as they are, in upper and lower case, reversed, in hex, in base64 (at
-// each offset, both alphabets), and with any bytes of them percent-encoded or
-// escaped as in JSON and HTML.
+// length: as they are, in upper and lower case and as HTTP and CGI write names,
+// reversed, in hex (also with separators), in base64 (at each offset, both alphabets),
+// in quoted-printable, with any bytes of them escaped, and with line breaks in them
+// (see flexible).
 //
 // It stops servers that echo what they got. It does not stop a server that helps
 // the sandbox, which could send a value in a code of its own.
 type Mask struct {
 	fixed []pattern
 	flex  []flexible
-	has   [256]bool // which bytes flex has
+	// spots[index[c]:index[c+1]] lists where the values of flex have the byte c.
+	spots    []spot
+	index    [257]int32
+	first    [256]bool // flex can begin with the byte, as it is written
+	before   [256]bool // flex can be broken, or its line break begin, behind the byte
+	plain    int       // bytes of the longest of flex
+	flexible int       // and of the longest as it is written
 	// A window of min bytes is compared with the first min bytes of all patterns
 	// at once (Wu and Manber): shift has how far it can move when it ends with
 	// two bytes of a hash, and ends which patterns' windows end with them.
@@ -67,6 +75,8 @@ func NewMask(values ...Value) *Mask {
 	}
 	slices.SortFunc(m.fixed, func(a, b pattern) int { return bytes.Compare(a, b) })
 	m.fixed = slices.CompactFunc(m.fixed, func(a, b pattern) bool { return bytes.Equal(a, b) })
+	slices.SortFunc(m.flex, func(a, b flexible) int { return bytes.Compare(a.value, b.value) })
+	m.flex = slices.CompactFunc(m.flex, func(a, b flexible) bool { return bytes.Equal(a.value, b.value) })
 	m.build()
 	return m
 }
@@ -77,6 +87,7 @@ func (m *Mask) add(v []byte) {
 		return
 	}
 	put := func(b []byte) { m.fixed = append(m.fixed, b) }
+	bend := func(b []byte) { m.flex = append(m.flex, flexible{bytes.Clone(b)}) }
 	backwards := bytes.Clone(v)
 	slices.Reverse(backwards)
 	digits := []byte(hex.EncodeToString(v))
@@ -86,24 +97,84 @@ func (m *Mask) add(v []byte) {
 	} {
 		put(b)
 	}
+	for _, b := range nameForms(v) {
+		put(b)
+	}
+	for _, separator := range []byte{':', ' '} {
+		b := separated(digits, separator)
+		put(b)
+		put(bytes.ToUpper(b))
+	}
+	if b := quotedPrintable(v); !bytes.Equal(b, v) {
+		put(b)
+	}
 	if b, err := encodeJSON(v); err == nil {
 		put(b)
 	}
-	m.flex = append(m.flex, flexible{bytes.Clone(v)})
+	bend(v)
+	bend(digits)
 	if bytes.Contains(v, []byte(" ")) {
 		// A form has + for a space, and some servers decode all of it but that.
 		plus := bytes.ReplaceAll(v, []byte(" "), []byte("+"))
-		put(bytes.Clone(plus))
-		m.flex = append(m.flex, flexible{plus})
+		put(plus)
+		bend(plus)
 	}
 	for offset := range 3 {
-		std := base64At(base64.RawStdEncoding, v, offset)
-		put(std)
-		put(base64At(base64.RawURLEncoding, v, offset))
-		if bytes.ContainsAny(std, "+/") {
-			m.flex = append(m.flex, flexible{bytes.Clone(std)})
+		for _, alphabet := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
+			b := base64At(alphabet, v, offset)
+			put(b)
+			bend(b)
 		}
 	}
+}
+
+// nameForms returns v as programs write the names of fields that they have got: as Go
+// and others do (Tok-Abc), also behind a prefix (tok-Abc), and as CGI does (TOK_ABC),
+// which has one character for - and _.
+func nameForms(v []byte) (out [][]byte) {
+	for _, b := range [][]byte{bytes.Clone(v), bytes.ReplaceAll(v, []byte("_"), []byte("-"))} {
+		begins := true
+		for i, c := range b {
+			switch {
+			case begins && 'a' <= c && c <= 'z':
+				b[i] = c - 'a' + 'A'
+			case !begins && 'A' <= c && c <= 'Z':
+				b[i] = c - 'A' + 'a'
+			}
+			begins = c == '-'
+		}
+		behind := bytes.Clone(b)
+		if c := behind[0]; 'A' <= c && c <= 'Z' {
+			behind[0] = c - 'A' + 'a'
+		}
+		out = append(out, b, behind)
+	}
+	return append(out, bytes.ReplaceAll(bytes.ToUpper(v), []byte("-"), []byte("_")), bytes.ReplaceAll(bytes.ToLower(v), []byte("_"), []byte("-")))
+}
+
+// separated returns hexadecimal digits with a separator between bytes.
+func separated(digits []byte, separator byte) []byte {
+	out := make([]byte, 0, len(digits)*3/2)
+	for i := 0; i < len(digits); i += 2 {
+		if i > 0 {
+			out = append(out, separator)
+		}
+		out = append(out, digits[i:i+2]...)
+	}
+	return out
+}
+
+// quotedPrintable returns v with what must be escaped in quoted-printable (RFC 2045
+// section 6.7).
+func quotedPrintable(v []byte) (out []byte) {
+	for _, c := range v {
+		if c == '=' || c < ' ' && c != '\t' || c > '~' {
+			out = append(out, '=', "0123456789ABCDEF"[c>>4], "0123456789ABCDEF"[c&15])
+			continue
+		}
+		out = append(out, c)
+	}
+	return out
 }
 
 // base64At returns the characters that v alone decides when it stands offset
@@ -126,11 +197,11 @@ func (m *Mask) build() {
 		}
 	}
 	for _, f := range m.flex {
-		m.long = max(m.long, f.longest())
-		for _, c := range f.value {
-			m.has[c] = true
-		}
+		m.plain = max(m.plain, len(f.value))
+		m.flexible = max(m.flexible, f.longest())
 	}
+	m.long = max(m.long, m.flexible)
+	m.indexFlex()
 	m.min = min(m.min, 128)
 	for i := range m.shift {
 		m.shift[i] = uint8(max(m.min-1, 0)) // most pairs of bytes are in no pattern
@@ -161,12 +232,13 @@ func (m *Mask) Wipe() {
 	m.fixed, m.flex, m.min = nil, nil, 0
 }
 
-// Header masks names and values of h in place and returns how many it masked.
-// Trailers need a call of their own.
+// Header masks names and values of h in place and returns how many it masked. A name
+// is compared without case, since HTTP programs change it, and removed. Trailers need
+// a call of their own, and so do the names that announce them.
 func (m *Mask) Header(h http.Header) int {
 	hits := 0
 	for name, values := range h {
-		if spans := m.find(nil, []byte(name), 0, 0); len(spans) > 0 {
+		if m.inName(name) {
 			delete(h, name)
 			hits++
 			continue
@@ -184,6 +256,49 @@ func (m *Mask) Header(h http.Header) int {
 		}
 	}
 	return hits
+}
+
+// inName reports whether the name of a field has a value, in any case.
+func (m *Mask) inName(name string) bool {
+	if len(name) < m.min {
+		return false
+	}
+	written := []byte(name)
+	plain := make([]byte, 0, len(written)) // without escapes
+	for at := 0; at < len(written); {
+		if isMark(written[at]) {
+			var out [utf8.UTFMax]byte
+			if n, width, s := unescape(written[at:], &out); s == equal {
+				plain, at = append(plain, out[:n]...), at+width
+				continue
+			}
+		}
+		plain, at = append(plain, written[at]), at+1
+	}
+	foldName(written)
+	foldName(plain)
+	has := func(p []byte) bool {
+		if len(p) > len(name) {
+			return false
+		}
+		p = bytes.Clone(p)
+		defer clear(p)
+		foldName(p)
+		return bytes.Contains(written, p) || bytes.Contains(plain, p)
+	}
+	return slices.ContainsFunc(m.fixed, func(p pattern) bool { return has(p) }) || slices.ContainsFunc(m.flex, func(f flexible) bool { return has(f.value) })
+}
+
+// foldName makes the names equal that programs take for the same.
+func foldName(b []byte) {
+	for i, c := range b {
+		switch {
+		case 'A' <= c && c <= 'Z':
+			b[i] = c - 'A' + 'a'
+		case c == '_':
+			b[i] = '-'
+		}
+	}
 }
 
 func fill(b []byte, s span) {
@@ -247,19 +362,52 @@ func (m *Mask) begins(b []byte) int {
 			from++
 		}
 	}
-	for i := range m.flex {
-		f := &m.flex[i]
-		for from := max(len(b)-f.longest(), 0); from < first; from++ {
-			if !f.starts(b[from]) {
-				continue
-			}
-			if _, state := match(f.value, b, from); state == partial {
-				first = from
-				break
-			}
+	// A value with nothing escaped can be so far from the end; each escape and line
+	// break behind its beginning adds to that.
+	far := m.plain
+	for n := 1; n <= min(len(b), m.flexible) && n < far; n++ {
+		from := len(b) - n
+		switch c := b[from]; {
+		case c == '\n' || c == '\r' || c == '%' || c == '&' || c == '\\' && (n == 1 || b[from+1] != '/' && b[from+1] != '"'):
+			far += longestBreak
+		case c == '\\', c == '=':
+			far += widest
+		}
+		if from < first && m.first[b[from]] && m.beginsAt(b, from) {
+			first = from
 		}
 	}
 	return first
+}
+
+// beginsAt reports whether b[from:] is the beginning of a value of flex.
+func (m *Mask) beginsAt(b []byte, from int) bool {
+	c, also := b[from], -1
+	if isMark(c) {
+		var out [utf8.UTFMax]byte
+		n, _, s := unescape(b[from:], &out)
+		if s == partial {
+			return true
+		}
+		if s == equal {
+			also = octet(out[:n])
+			c = out[0]
+		}
+	}
+	next := byte(0)
+	if c == b[from] && from+1 < len(b) && !isMark(b[from+1]) && b[from+1] != '=' {
+		next = b[from+1]
+	}
+	for i := range m.flex {
+		f := &m.flex[i]
+		if v := f.value[0]; v != c && v != b[from] && int(v) != also || next > ' ' && !same(next, f.value[1]) {
+			continue
+		}
+		if _, state := match(f.value, 0, b, from, from+f.longest()); state == partial {
+			return true
+		}
+	}
+	return false
 }
 
 // Reader returns a reader of r with all values masked. It has r's length and
@@ -278,6 +426,7 @@ type MaskedReader struct {
 	buf   []byte
 	sent  int // all before it has been returned
 	ready int // all before it may be returned
+	first int // a value can begin here
 	spans []span
 }
 
@@ -319,9 +468,10 @@ func (r *MaskedReader) fetch() int {
 	if r.buf == nil {
 		r.buf = make([]byte, 0, maskBuffer+2*r.mask.long)
 	}
-	if drop := r.sent - leak; drop > 0 {
+	if drop := min(r.sent, r.first); drop > 0 {
 		r.buf = r.buf[:copy(r.buf, r.buf[drop:])]
 		r.sent -= drop
+		r.first -= drop
 		spans := r.spans[:0]
 		for _, s := range r.spans {
 			if s.end > drop {
@@ -344,10 +494,12 @@ func (r *MaskedReader) fetch() int {
 			r.hits += max(count-before, 0) // it may join two that were found before
 		}
 	}
-	r.ready = len(r.buf)
+	r.ready, r.first = len(r.buf), len(r.buf)
 	if r.err == nil {
-		if first := r.mask.begins(r.buf); len(r.buf)-first > leak {
-			r.ready = max(first, r.sent)
+		r.first = r.mask.begins(r.buf)
+		// Line breaks at the end do not count: events end with some.
+		if len(bytes.TrimRight(r.buf[r.first:], "\r\n")) > leak {
+			r.ready = max(r.first, r.sent)
 		}
 	}
 	return n

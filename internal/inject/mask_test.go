@@ -38,7 +38,27 @@ func spellings(v []byte) map[string]string {
 			Percent.WriteByte(c)
 		}
 	}
-	all["percent"] = percent.String()
+	all["percent"], all["PERCENT"] = percent.String(), strings.ToUpper(percent.String())
+	var octal, braces, x, wide, octets strings.Builder
+	for _, c := range v {
+		fmt.Fprintf(&octal, `\%03o`, c)
+		fmt.Fprintf(&x, `\x%02X`, c)
+		fmt.Fprintf(&octets, `\u00%02X`, c)
+	}
+	for _, c := range s {
+		fmt.Fprintf(&braces, `\u{%x}`, c)
+		fmt.Fprintf(&wide, `\U%08x`, c)
+	}
+	all["octal"], all["braces"], all["x"], all["wide"], all["octets"] = octal.String(), braces.String(), x.String(), wide.String(), octets.String()
+	digits := hex.EncodeToString(v)
+	all["hex:"], all["HEX "] = string(separated([]byte(digits), ':')), strings.ToUpper(string(separated([]byte(digits), ' ')))
+	all["CGI"] = strings.ReplaceAll(strings.ToUpper(s), "-", "_")
+	for _, columns := range []int{60, 64, 76, 17} {
+		for _, end := range []string{"\n", "\r\n", "\n    ", `\n`, `\r\n`, "%0D%0A", "&#10;", "=\r\n"} {
+			all[fmt.Sprintf("plain%d%q", columns, end)] = wrapped(s, columns, 5, end)
+			all[fmt.Sprintf("hex%d%q", columns, end)] = wrapped(digits, columns, 5, end)
+		}
+	}
 	if !bytes.ContainsAny(v, "%+&\\") {
 		all["Percent"] = Percent.String()
 	}
@@ -58,11 +78,29 @@ func spellings(v []byte) map[string]string {
 		for name, e := range map[string]*base64.Encoding{"base64": base64.StdEncoding, "base64url": base64.URLEncoding} {
 			text := e.EncodeToString(padded)
 			all[fmt.Sprint(name, offset)] = text
+			for _, columns := range []int{60, 64, 76, 19} {
+				for _, end := range []string{"\n", "\r\n", "\r\n\t", `\n`, `\r\n`} {
+					all[fmt.Sprintf("%s%d%d%q", name, offset, columns, end)] = wrapped(text, columns, 7, end)
+				}
+			}
 			all[fmt.Sprint(name, offset, "query")] = url.QueryEscape(text)
 			all[fmt.Sprint(name, offset, "json")] = strings.ReplaceAll(text, "/", `\/`)
 		}
 	}
 	return all
+}
+
+// wrapped returns text in lines of columns characters, the first of which has so many
+// before the text.
+func wrapped(text string, columns, before int, end string) string {
+	var b strings.Builder
+	for i := range len(text) {
+		if i > 0 && (i+before)%columns == 0 {
+			b.WriteString(end)
+		}
+		b.WriteByte(text[i])
+	}
+	return b.String()
 }
 
 // left is how much of a spelling may stay: with base64, characters with bits of
@@ -111,9 +149,38 @@ func TestEachSpellingOfAValueIsMaskedAtEachBoundary(t *testing.T) {
 	}
 }
 
+// TestNamesAreMaskedInEachCase: Go, CGI and HTTP/2 write the names that they got in a
+// case of their own, and some programs list them in bodies.
+func TestNamesAreMaskedInEachCase(t *testing.T) {
+	for _, value := range []string{"ToK-AbCdEfGh_12", "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "c2VjcmV0LXZhbHVl"} {
+		m := NewMask(Value{Value: []byte(value)})
+		encoded := base64.StdEncoding.EncodeToString([]byte("x" + value + "yz"))
+		for _, name := range []string{
+			value, http.CanonicalHeaderKey(value), strings.ToLower(value), strings.ToUpper(value), "x-" + value, http.CanonicalHeaderKey("X-" + value + "-Y"),
+			"Http_" + strings.ReplaceAll(strings.ToUpper(value), "-", "_"), strings.ReplaceAll(value, "_", "-"), http.CanonicalHeaderKey(strings.ReplaceAll("x_"+value, "_", "-")),
+			http.CanonicalHeaderKey(encoded), strings.ToUpper(hex.EncodeToString([]byte(value))), fmt.Sprintf("%%%02X", value[0]) + strings.ToLower(value[1:]),
+		} {
+			h := http.Header{name: {"1"}, "X-Other": {"2"}}
+			if n := m.Header(h); n != 1 || len(h) != 1 {
+				t.Errorf("%q: %d hits, left %v", name, n, h)
+			}
+		}
+		for _, listed := range []string{http.CanonicalHeaderKey(value), http.CanonicalHeaderKey("X" + value)[1:], strings.ReplaceAll(strings.ToUpper(value), "-", "_")} {
+			got, _ := io.ReadAll(m.Reader(strings.NewReader(`{"` + listed + `": "1"}`)))
+			if strings.Contains(string(got), listed) {
+				t.Errorf("%s: %s passed in a body", value, got)
+			}
+			h := http.Header{"Vary": {"Accept, " + listed}}
+			if n := m.Header(h); n != 1 {
+				t.Errorf("%s: Vary: %s passed", value, h["Vary"])
+			}
+		}
+	}
+}
+
 func TestOrdinaryEventsAreNotHeldBack(t *testing.T) {
 	m := NewMask(Value{Value: []byte("ghp_16C7e42F292c6912E7710c838347Ae178B4a")})
-	for _, event := range []string{"data: hello\n\n", `{"a":"ghp`, "%", "x&a=b", `text\n`, "ghp_ghp_x\n", "a&bcdef"} {
+	for _, event := range []string{"data: hello\n\n", `{"a":"ghp`, "%", "x&a=b", `text\n`, "ghp_ghp_x\n", "a&bcdef", "data: ghp\n\n", "data: Z2h\r\n\r\n", "gh\n"} {
 		in, out := io.Pipe()
 		r := m.Reader(in)
 		go func() { _, _ = out.Write([]byte(event)) }()
