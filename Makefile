@@ -8,7 +8,15 @@ export CGO_ENABLED := 0
 export POSTERN_CACHE ?= /var/cache/postern
 # The version is the tag or commit, where this is a checkout and not a tarball in somebody else's.
 VERSION := $(shell [ -e .git ] && git describe --tags --always --dirty 2>/dev/null)
-GOFLAGS_BUILD := -trimpath -ldflags='-s -w -X main.stamp=$(VERSION)'
+BUILD := go build -ldflags='-s -w -X main.stamp=$(VERSION)'
+# Everything is built with gVisor as the patches in patches/gvisor change it, and with
+# -trimpath, so that nothing is compiled twice. Where a patch does not fit, nothing is built.
+ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),help)),)
+export GOFLAGS := $(shell go run ./patches/apply)
+ifeq ($(GOFLAGS),)
+$(error gVisor could not be patched, see above)
+endif
+endif
 LINT := go tool -modfile=tools/go.mod golangci-lint
 
 # What unit, race and e2e run. See "make help".
@@ -72,12 +80,12 @@ help:
 
 build: cmd/postern/guestbin
 	@[ -e bin/postern ] || echo 'building postern with gVisor inside; the first time this takes some minutes'
-	go build $(GOFLAGS_BUILD) -o bin/postern ./cmd/postern
+	$(BUILD) -o bin/postern ./cmd/postern
 
 # The programs that are built into postern. Go decides whether anything changed.
 .PHONY: cmd/postern/guestbin
 cmd/postern/guestbin:
-	go build $(GOFLAGS_BUILD) -o $@/ ./cmd/postern-guest ./cmd/postern-runtime
+	$(BUILD) -o $@/ ./cmd/postern-guest ./cmd/postern-runtime
 
 deps-demo:
 	@test/install mmdebstrap mount e2fsprogs debian-archive-keyring
@@ -154,6 +162,7 @@ licenses:
 		mkdir -p "bin/licenses/$$name"; \
 		find "$$dir" -maxdepth 1 -type f -iregex '.*/\(sqlite-\)?\(licen[sc]e\|copying\|notice\|copyright\|authors\|patents\).*' -exec cp -t "bin/licenses/$$name" {} +; \
 	done
+	cp patches/gvisor/*.patch bin/licenses/gvisor.dev/gvisor/
 
 generate:
 	proto/generate.sh
@@ -205,7 +214,7 @@ soak-boot: template
 		-template "$$(dirname "$$(dirname "$$(readlink -f $(POSTERN_CACHE)/base-current)")")"
 
 clean:
-	rm -rf bin .demo .soakboot cmd/postern/guestbin/postern-guest cmd/postern/guestbin/postern-runtime
+	rm -rf bin .demo .soakboot .cache/gvisor cmd/postern/guestbin/postern-guest cmd/postern/guestbin/postern-runtime
 
 # Every page that a link leads to, in four forms, with axe-core.
 access: deps-test

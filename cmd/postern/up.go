@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"debug/buildinfo"
 	"embed"
 	"errors"
 	"fmt"
@@ -55,6 +56,7 @@ import (
 	"postern/internal/volume"
 	"postern/internal/webhook"
 	"postern/internal/zone"
+	"postern/patches"
 )
 
 // builtIn holds the guest and the program of the parts of sandboxes once "make
@@ -130,7 +132,28 @@ func sandboxProgram() (*os.File, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return gvisor.Seal(f)
+	program, err := gvisor.Seal(f)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkRuntime(program); err != nil {
+		program.Close()
+		return nil, err
+	}
+	return program, nil
+}
+
+// checkRuntime refuses a program of sandboxes without our changes of gVisor. With plain
+// "go build" it is gVisor as its authors made it, in which users inside become root.
+func checkRuntime(program io.ReaderAt) error {
+	built, err := buildinfo.Read(program)
+	if err != nil {
+		return fmt.Errorf("read how the runtime in this program was built: %w", err)
+	}
+	if err := patches.Check(built); err != nil {
+		return fmt.Errorf("the runtime in this program was %w", err)
+	}
+	return nil
 }
 
 // A daemon is everything that up has built, from the bottom up.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+
+	"postern/patches"
 )
 
 // stamp is the output of "git describe" for the source, set by the linker (see
@@ -25,9 +27,12 @@ source without version control says so.`,
 			gvisor := "unknown"
 			if b, ok := debug.ReadBuildInfo(); ok {
 				for _, d := range b.Deps {
-					if d.Path == "gvisor.dev/gvisor" {
+					if d.Path == patches.Module {
 						gvisor = d.Version
 					}
+				}
+				if patches.Check(b) == nil {
+					gvisor += " with patches"
 				}
 			}
 			facts := map[string]string{"postern": revision(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH, "gvisor": gvisor}

@@ -111,6 +111,22 @@ func do(cmd string, args []string) error {
 		out, err := c.CombinedOutput()
 		os.Stdout.Write(out)
 		return err
+	case "usernsroot": // a command in a user namespace of its own, with its user as root there
+		out, err := rootOfOwn(exec.Command("/proc/self/exe", args...), 0).CombinedOutput()
+		os.Stdout.Write(out)
+		return err
+	case "attribute":
+		return attribute(args[0], args[1], args[2:])
+	case "change":
+		return change(args[0], args[1], args[2:])
+	case "held":
+		return held(args[0], args[1:])
+	case "becomeroot":
+		return becomeRoot()
+	case "ownfilesystem":
+		return ownFileSystem(args[0])
+	case "fuse":
+		return serveFUSE(args[0])
 	case "execs": // a program, so many times at once; prints how many succeeded
 		return execs(args[0], args[1:])
 	case "env":
