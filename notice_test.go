@@ -55,6 +55,10 @@ func TestNotice(t *testing.T) {
 			t.Errorf("NOTICE names %s, which is not in the program", name)
 		}
 	}
+	// gVisor's licence wants to be told of changes (section 4b).
+	if changes, err := filepath.Glob("patches/gvisor/*.patch"); err != nil || (len(changes) > 0) != strings.Contains(string(notice), "patches/gvisor") {
+		t.Errorf("NOTICE must name patches/gvisor if and only if there are patches: %d, %v", len(changes), err)
+	}
 	// What may be read of the licence is all of it.
 	if text, err := os.ReadFile("LICENSE"); err != nil || !licensed(string(text), "Apache-2.0") || !strings.Contains(string(text), "END OF TERMS AND CONDITIONS") {
 		t.Errorf("LICENSE is not Apache-2.0: %v", err)

@@ -1,6 +1,8 @@
 package gvisor
 
 import (
+	"encoding/hex"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -132,6 +134,44 @@ func TestNobodyGivesThemselvesCapabilities(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestCapabilitiesOfTheTemplateStay: a program that has capabilities on the host keeps them
+// when a change of its mode copies it to the upper layer, and loses them when its content
+// changes. Templates in images have no attributes; a directory may.
+func TestCapabilitiesOfTheTemplateStay(t *testing.T) {
+	needRoot(t)
+	shared, err := rootfs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "root")
+	if err := os.CopyFS(dir, os.DirFS(shared)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(dir, "usr/local/sbin/postern-guest"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	value, err := hex.DecodeString(setuidCapability)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setxattr(filepath.Join(dir, "usr/local/sbin/postern-guest"), "security.capability", value, 0); err != nil {
+		t.Fatalf("this file system has no capabilities: %v", err)
+	}
+	r := newRuntime(t, t.TempDir())
+	_, h := start(t, r, func(s *sandbox.Spec) { s.Rootfs, s.Image = dir, sandbox.Image{} })
+	const program = "/usr/local/sbin/postern-guest"
+	for _, change := range [][]string{{"mode", program}, {"chmod", program, "755"}} {
+		h.do(t, 0, slices.Concat([]string{"change"}, change)...)
+		if got, want := h.do(t, 1000, "exec", program, "becomeroot"), "euid 0"; got != want {
+			t.Errorf("after %s: got %q, want %q", change[0], got, want)
+		}
+	}
+	h.do(t, 0, "change", "append", program)
+	if got := h.do(t, 1000, "exec", program, "becomeroot"); !strings.Contains(got, "error: operation not permitted") {
+		t.Errorf("after a write: got %q, want that it has no capabilities", got)
 	}
 }
 
