@@ -4,7 +4,9 @@
 //
 //   node test/bench-files.mjs POSTERN… [RUNS]
 //
-// CPU is of node, of the server's process and of the sandbox's cgroup, in ms per transfer.
+// CPU is of node, of the server's process and of the cgroup of its sandboxes, in ms per
+// transfer. ONLY=NAME;NAME in the environment selects what is measured. The last lines are the
+// medians, for test/bench.
 import { execFileSync, spawn } from 'node:child_process'
 import { existsSync, mkdtempSync, openSync, readFileSync, readdirSync, rmSync } from 'node:fs'
 import { createRequire } from 'node:module'
@@ -34,18 +36,31 @@ function cpuOfProcess(pid) {
   return ns / 1e6
 }
 
-// The CPU that a sandbox's cgroup has used, in ms; NaN if its cgroup is not found.
-function cpuOfSandbox(id) {
+// The cgroup of all sandboxes of the server on a data directory. A sandbox's own cgroup has
+// not the sandbox's name, but that of the prepared one that it was made of. Prepared ones wait
+// and use nothing.
+function cgroupOf(data) {
   for (const root of ['/sys/fs/cgroup/cpuacct/postern', '/sys/fs/cgroup/postern']) {
     if (!existsSync(root)) continue
-    for (const dir of readdirSync(root)) {
-      const v1 = join(root, dir, id, 'cpuacct.usage')
-      const v2 = join(root, dir, id, 'cpu.stat')
-      if (existsSync(v1)) return Number(readFileSync(v1, 'utf8')) / 1e6
-      if (existsSync(v2)) return Number(readFileSync(v2, 'utf8').match(/usage_usec (\d+)/)[1]) / 1e3
+    for (const server of readdirSync(root)) {
+      const procs = execFileSync('find', [join(root, server), '-name', 'cgroup.procs', '-exec', 'cat', '{}', '+'], { encoding: 'utf8' })
+      for (const pid of procs.split('\n').filter(Boolean)) {
+        try {
+          if (readFileSync(`/proc/${pid}/cmdline`, 'utf8').includes(`${data}/`)) return join(root, server)
+        } catch {
+          // It has ended.
+        }
+      }
     }
   }
-  return NaN
+  throw new Error(`no cgroup has the sandboxes of ${data}`)
+}
+
+// The CPU that a cgroup has used, in ms.
+function cpuOfCgroup(dir) {
+  const v1 = join(dir, 'cpuacct.usage')
+  if (existsSync(v1)) return Number(readFileSync(v1, 'utf8')) / 1e6
+  return Number(readFileSync(join(dir, 'cpu.stat'), 'utf8').match(/usage_usec (\d+)/)[1]) / 1e3
 }
 
 const cleanUp = []
@@ -73,7 +88,8 @@ async function start(program, port) {
     server.kill('SIGTERM')
     await ended
   }
-  return { name: basename(program), box, end, cpu: () => [cpuOfProcess(server.pid), cpuOfSandbox(box.sandboxId)] }
+  const cgroup = cgroupOf(dir)
+  return { name: basename(program), box, end, cpu: () => [cpuOfProcess(server.pid), cpuOfCgroup(cgroup)] }
 }
 
 // The floor: fetch as the SDK calls it, and a server that does nothing else.
@@ -137,6 +153,7 @@ const sides = []
 for (const [i, program] of args.entries()) sides.push(await start(program, 3500 + 50 * i))
 sides.push(await plain())
 const only = process.env.ONLY?.split(';')
+for (const side of sides) await side.box.files.write('/tmp/big', content) // a read may be measured alone
 for (const [name, f] of Object.entries(work)) {
   if (only && !only.includes(name)) continue
   const seen = sides.map(() => ({ ms: [], node: [], server: [], sandbox: [] }))
@@ -174,6 +191,7 @@ const requests = {
   'list 1,000 entries': (box) => box.files.list('/tmp/many'),
 }
 const programs = sides.slice(0, -1)
+for (const side of programs) await side.box.files.write('/tmp/one', small)
 for (const side of programs) await side.box.commands.run('mkdir /tmp/many && cd /tmp/many && touch $(seq 1000)')
 for (const [name, f] of Object.entries(requests)) {
   if (only && !only.includes(name)) continue
