@@ -13,7 +13,7 @@ import { createRequire } from 'node:module'
 import { tmpdir } from 'node:os'
 import { basename, join, resolve } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { figure, printFigures } from './figures.mjs'
+import { figure, printFigures, stop } from './bench-kit.mjs'
 
 const require = createRequire(new URL('../demo/package.json', import.meta.url))
 const { Sandbox } = require('@e2b/code-interpreter')
@@ -73,7 +73,7 @@ async function start(program, port) {
   const out = openSync(log, 'w')
   const server = spawn(resolve(program), ['up', '--data', dir, '--listen', `127.0.0.1:${port}`, '--smtp', `127.0.0.1:${port + 25}`, '--snapshots', '--pool-min', '0', '--pool-max', '0'], { stdio: ['ignore', out, out] })
   cleanUp.push(() => {
-    server.kill('SIGKILL')
+    stop(server)
     rmSync(dir, { recursive: true, force: true })
   })
   for (let i = 0; !readFileSync(log, 'utf8').includes('made snapshot of template'); i++) {

@@ -9,7 +9,7 @@ import { createRequire } from 'node:module'
 import { cpus, loadavg, tmpdir } from 'node:os'
 import { join, resolve } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { figure, printFigures } from './figures.mjs'
+import { figure, printFigures, stop } from './bench-kit.mjs'
 
 const require = createRequire(new URL('../demo/package.json', import.meta.url))
 const { Sandbox, Template, waitForFile } = require('@e2b/code-interpreter')
@@ -28,7 +28,7 @@ const out = openSync(log, 'w')
 const server = spawn(resolve(process.argv[2]), ['up', '--data', dir, '--listen', '127.0.0.1:3400', '--smtp', '127.0.0.1:3425', '--pool-min', '0', '--pool-max', '0'], { stdio: ['ignore', out, out] })
 const ended = new Promise((r) => server.on('exit', r))
 process.on('exit', () => {
-  server.kill('SIGKILL')
+  stop(server)
   rmSync(dir, { recursive: true, force: true })
 })
 for (let i = 0; !readFileSync(log, 'utf8').includes('made snapshot of template'); i++) {

@@ -18,7 +18,7 @@ import { createRequire } from 'node:module'
 import { cpus, loadavg, tmpdir } from 'node:os'
 import { join, resolve } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { figure, printFigures } from './figures.mjs'
+import { figure, printFigures, stop } from './bench-kit.mjs'
 
 const require = createRequire(new URL('../demo/package.json', import.meta.url))
 const { Sandbox } = require('@e2b/code-interpreter')
@@ -73,7 +73,10 @@ async function serve(flags, work) {
     stdio: ['ignore', out, out],
   })
   const ended = new Promise((r) => server.on('exit', r))
-  const kill = () => server.kill('SIGKILL')
+  const kill = () => {
+    stop(server)
+    rmSync(dir, { recursive: true, force: true })
+  }
   process.on('exit', kill)
   const said = async (text) => {
     for (let i = 0; !readFileSync(log, 'utf8').includes(text); i++) {
