@@ -152,3 +152,63 @@ func TestDisabledColleagueCountsForADay(t *testing.T) {
 		t.Errorf("others a day later: %v, want none", got)
 	}
 }
+
+// TestRollReadWhileAccountsChange: nobody is doubted whose account changes, or who joins,
+// while it is read. An earlier state that is put back is doubted at once.
+func TestRollReadWhileAccountsChange(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := newFixture(t, db)
+		f.join("ann", auth.Owner, "")
+		f.join("bob", auth.Reviewer, "person:ann")
+		f.exec(`create table people_before as select * from person`)
+		f.exec(`create table changes_before as select * from person_change`)
+		doubted := func(tx *store.Tx) (out []string) {
+			r, err := auth.ReadRoll(f.ctx, tx, f.project, time.Now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range []string{"person:ann", "person:bob", "person:removed from the database"} {
+				if r.Doubtful(p) != (p == "person:removed from the database") { // who has no account is doubted
+					out = append(out, p)
+				}
+			}
+			if n := len(r.Others(func(auth.Principal) bool { return true }, []string{"person:ann", "person:bob"})); n > 0 {
+				out = append(out, "others")
+			}
+			return out
+		}
+		err := db.View(f.ctx, func(tx *store.Tx) error {
+			doubted(tx)
+			f.update(func(tx *store.Tx) error {
+				return auth.RecordChange(f.ctx, tx, f.idIn(tx, "bob"), "person:ann", auth.Renewed)
+			})
+			f.join("cho", auth.Reviewer, "person:ann")
+			f.roll(time.Now()) // which remembers them
+			if got := doubted(tx); len(got) > 0 {
+				t.Errorf("while accounts change: doubts about %v", got)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.exec(`delete from person_change`)
+		f.exec(`delete from person where name = 'cho'`)
+		f.exec(`update person set (changes, seal) = (select changes, seal from people_before b where b.id = person.id)`)
+		f.exec(`insert into person_change select * from changes_before`)
+		for name, in := range map[string]func(func(*store.Tx) error) error{
+			"a reader":         func(fn func(*store.Tx) error) error { return db.View(f.ctx, fn) },
+			"a writer":         func(fn func(*store.Tx) error) error { return db.Update(f.ctx, fn) },
+			"another's writer": func(fn func(*store.Tx) error) error { return db.UpdateIn(f.ctx, store.Thing(f.project, "x"), fn) },
+		} {
+			if err := in(func(tx *store.Tx) error {
+				if got := doubted(tx); !slices.Equal(got, []string{"person:bob", "others"}) {
+					t.Errorf("%s of an earlier state: doubts about %v, want bob and somebody who was removed", name, got)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}

@@ -1,6 +1,7 @@
 package oversight_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -92,6 +93,47 @@ func TestReaderOfAnOlderSnapshot(t *testing.T) {
 		}
 		if f.drain(); len(f.eff.ran) != 1 {
 			t.Errorf("it ran %d times", len(f.eff.ran))
+		}
+	})
+}
+
+// TestPartsOfAnOlderSnapshot: a part that begins while its row is read has begun as often
+// as the row says, and for whoever reads next once more.
+func TestPartsOfAnOlderSnapshot(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db, nil)
+		ctx := t.Context()
+		a := f.propose("x")
+		begin := func(attempts int64) {
+			if err := f.db.Update(ctx, func(tx *store.Tx) error {
+				f.gate.BeginPart(tx, a.ID, 1, attempts)
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		is := func(tx *store.Tx, want int64) error {
+			if got := f.gate.PartBegun(tx, a.ID, 1); got != want {
+				return fmt.Errorf("it has begun %d times, want %d", got, want)
+			}
+			return nil
+		}
+		begin(1)
+		err := f.db.View(ctx, func(tx *store.Tx) error {
+			if _, err := f.gate.Find(ctx, tx, f.person, a.ID); err != nil {
+				return err
+			}
+			begin(2)
+			begin(3)
+			return is(tx, 1)
+		})
+		if err != nil {
+			t.Errorf("a reader of before: %v", err)
+		}
+		for _, in := range []func(context.Context, func(*store.Tx) error) error{f.db.View, f.db.Update} {
+			if err := in(ctx, func(tx *store.Tx) error { return is(tx, 3) }); err != nil {
+				t.Error(err)
+			}
 		}
 	})
 }

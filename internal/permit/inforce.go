@@ -185,6 +185,7 @@ func (r *Register) forget(project string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.projects, project)
+	r.forgotten++
 }
 
 // inUse returns the projects to read, and forgets idle ones.
@@ -225,9 +226,20 @@ func (r *Register) inForce(ctx context.Context, project string) (*inForce, error
 	return r.read(ctx, project)
 }
 
-// read reads what holds in a project, and keeps it. Rows without a valid seal are
-// left out.
+// read reads what holds in a project, and keeps it.
 func (r *Register) read(ctx context.Context, project string) (*inForce, error) {
+	r.mu.RLock()
+	forgotten := r.forgotten
+	r.mu.RUnlock()
+	s, err := r.look(ctx, project)
+	if err != nil {
+		return nil, err
+	}
+	return r.keep(project, s, forgotten), nil
+}
+
+// look reads what holds in a project. Rows without a valid seal are left out.
+func (r *Register) look(ctx context.Context, project string) (*inForce, error) {
 	now := time.Now()
 	s := &inForce{read: now, used: now}
 	err := r.db.View(ctx, func(tx *store.Tx) error {
@@ -249,20 +261,27 @@ func (r *Register) read(ctx context.Context, project string) (*inForce, error) {
 		s.permits = slices.DeleteFunc(permits, func(p Permit) bool { return !genuine[p.ID] })
 		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
+	return s, err
+}
+
+// keep keeps what [Register.look] has read, after r.forgotten was as given, and returns
+// the newest that is known.
+func (r *Register) keep(project string, s *inForce, forgotten int64) *inForce {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// A permit may have ended since the snapshot. Whoever asks next must learn of that.
+	if r.forgotten != forgotten {
+		return s
+	}
 	if old := r.projects[project]; old != nil {
 		if old.read.After(s.read) { // another read began later and was faster
-			return old, nil
+			return old
 		}
 		s.used = old.used
-		if now.Sub(s.used) > idleTime {
-			s.used = now
+		if s.read.Sub(s.used) > idleTime {
+			s.used = s.read
 		}
 	}
 	r.projects[project] = s
-	return s, nil
+	return s
 }

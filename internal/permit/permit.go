@@ -128,8 +128,9 @@ type Register struct {
 
 	bounds *contract.Bounds
 
-	mu       sync.RWMutex
-	projects map[string]*inForce
+	mu        sync.RWMutex
+	projects  map[string]*inForce
+	forgotten int64 // how often forget was called
 }
 
 // Config holds the settings of a [Register].

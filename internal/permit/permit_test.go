@@ -457,3 +457,42 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestEndedWhileItIsRead: a permit that ends while the register is read ends at once, for
+// whoever asks next.
+func TestEndedWhileItIsRead(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f, ctx := setup(t, db, permit.Config{}), t.Context()
+		for name, finish := range map[string]func(id string) error{
+			"by a person":      func(id string) error { _, err := f.reg.End(ctx, f.owner, id); return err },
+			"with its sandbox": func(string) error { return f.reg.EndOf(ctx, f.owner, f.box.ID) },
+		} {
+			p := permit.Permit{Kind: permit.Network, Project: f.owner.Project, Sandbox: f.box.ID, Hosts: []string{"a.example.com"}, Decider: f.owner.String(), Action: "act_" + name, Until: time.Now().Add(time.Hour)}
+			err := db.Update(ctx, func(tx *store.Tx) (err error) {
+				p, err = f.reg.Add(ctx, tx, p)
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			allowed := func() bool {
+				v, _ := f.reg.Allows(ctx, f.box, "a.example.com", 443)
+				return v.Effect == policy.Allow
+			}
+			if !allowed() {
+				t.Fatal("the permit does not hold")
+			}
+			err = f.reg.SlowRead(ctx, f.owner.Project, func() {
+				if err := finish(p.ID); err != nil {
+					t.Fatal(err)
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if allowed() || f.reg.InForce(ctx, f.owner.Project, p.ID) {
+				t.Errorf("%s: what was read before it ended holds after", name)
+			}
+		}
+	})
+}

@@ -645,3 +645,46 @@ func TestContractLimitsMail(t *testing.T) {
 		}
 	})
 }
+
+// TestBoundaryReadWhileItChanges: a reader whose snapshot is older than a new boundary has
+// the boundary of then. An earlier one that is put back holds nothing.
+func TestBoundaryReadWhileItChanges(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		ctx := t.Context()
+		set := func(host string) {
+			t.Helper()
+			if _, err := f.runs.SetBoundary(ctx, f.owner, strings.Replace(report, "api.example.com", host, 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		read := func(tx *store.Tx) error {
+			_, err := f.runs.BoundaryIn(ctx, tx, f.owner.Project)
+			return err
+		}
+		set("a.example.com")
+		err := db.View(ctx, func(tx *store.Tx) error {
+			if err := read(tx); err != nil {
+				return err
+			}
+			set("b.example.com")
+			set("c.example.com")
+			return read(tx)
+		})
+		if err != nil {
+			t.Errorf("read while it changes: %v", err)
+		}
+		err = db.Update(ctx, func(tx *store.Tx) error {
+			_, err := tx.ExecContext(ctx, `delete from boundary where version > 1`)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, in := range map[string]func(context.Context, func(*store.Tx) error) error{"a reader": db.View, "a writer": db.Update} {
+			if err := in(ctx, read); !errors.Is(err, auth.ErrForbidden) {
+				t.Errorf("%s of an earlier boundary: %v, want ErrForbidden", name, err)
+			}
+		}
+	})
+}

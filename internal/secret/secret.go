@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -450,6 +451,10 @@ func (s *Store) Delete(ctx context.Context, who auth.Principal, idOrName string)
 		if _, err := tx.ExecContext(ctx, `delete from secret where id = $1`, c.ID); err != nil {
 			return err
 		}
+		// The attack: the row is put back with its seal. No revision of it counts any more.
+		if _, err := tx.Newest(store.All(), newestOf(c.ID), math.MaxInt64); err != nil {
+			return err
+		}
 		return audit.Append(ctx, tx, who, audit.SecretDelete, c.ID, audit.Fields{"name": c.Name})
 	})
 	if err != nil {
@@ -488,12 +493,14 @@ func (s *Store) rows(ctx context.Context, tx *store.Tx, where string, args ...an
 	out := make([]Secret, len(rows))
 	for i, r := range rows {
 		c := parse(r.Values)
-		newest, err := tx.Newest(store.All(), newestOf(c.ID), c.revision)
-		if err != nil {
-			return nil, err
+		newest := int64(math.MaxInt64)
+		if r.Holds { // else its revision is anybody's, and must not be remembered
+			if newest, err = tx.Newest(store.All(), newestOf(c.ID), c.revision); err != nil {
+				return nil, err
+			}
 		}
 		// The attack: an earlier row, with the hosts of then, is restored.
-		if !r.Holds || newest > c.revision {
+		if newest > c.revision {
 			c.revision = forged
 		}
 		out[i] = c

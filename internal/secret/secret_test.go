@@ -327,6 +327,15 @@ func TestChangedRowsAreNotUsed(t *testing.T) {
 			"another's value": func(f *fixture, a, b secret.Secret) {
 				f.exec(`update secret set value = (select value from secret where id = $1) where id = $2`, b.ID, a.ID)
 			},
+			"a row that was deleted": func(f *fixture, a, _ secret.Secret) {
+				f.exec(`drop table if exists old`)
+				f.exec(`create table old as select * from secret`)
+				if err := f.s.Delete(f.t.Context(), f.owner, a.ID); err != nil {
+					f.t.Fatal(err)
+				}
+				f.exec(`delete from secret`)
+				f.exec(`insert into secret select * from old`)
+			},
 			"an earlier row": func(f *fixture, a, _ secret.Secret) {
 				f.exec(`drop table if exists old`)
 				f.exec(`create table old as select * from secret`)
@@ -355,6 +364,62 @@ func TestChangedRowsAreNotUsed(t *testing.T) {
 					}
 				}
 			})
+		}
+	})
+}
+
+// TestSecretReadWhileItChanges: a reader whose snapshot is older than a change finds the
+// secret of then, and a forged revision makes no genuine one old.
+func TestSecretReadWhileItChanges(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f, ctx := setup(t, db), t.Context()
+		c := f.create("a", canary, "a.example.com")
+		find := func(tx *store.Tx) error {
+			_, err := f.s.Find(ctx, tx, c.Project, c.ID)
+			return err
+		}
+		change := func(host string) {
+			if _, err := f.s.Update(ctx, f.owner, c.ID, secret.Change{Hosts: &[]string{host}}); err != nil {
+				t.Fatal(err)
+			}
+			if err := db.View(ctx, find); err != nil { // which remembers it
+				t.Error(err)
+			}
+		}
+		err := db.View(ctx, func(tx *store.Tx) error {
+			if err := find(tx); err != nil {
+				return err
+			}
+			change("b.example.com")
+			change("c.example.com")
+			return find(tx)
+		})
+		if err != nil {
+			t.Errorf("read while it changes: %v", err)
+		}
+		f.exec(`create table genuine as select * from secret`)
+		f.exec(`update secret set revision = revision + 100`)
+		if err := db.View(ctx, find); !errors.Is(err, secret.ErrForged) {
+			t.Errorf("a forged revision: %v, want ErrForged", err)
+		}
+		f.exec(`delete from secret`)
+		f.exec(`insert into secret select * from genuine`)
+		if err := db.View(ctx, find); err != nil {
+			t.Errorf("the genuine row, after a forged one: %v", err)
+		}
+		change("d.example.com")
+		f.exec(`delete from secret`)
+		f.exec(`insert into secret select * from genuine`)
+		for name, in := range map[string]func(func(*store.Tx) error) error{
+			"a reader": func(fn func(*store.Tx) error) error { return db.View(ctx, fn) },
+			"a writer": func(fn func(*store.Tx) error) error { return db.Update(ctx, fn) },
+			"a writer of something else": func(fn func(*store.Tx) error) error {
+				return db.UpdateIn(ctx, store.Thing(c.Project, "ibx_1"), fn)
+			},
+		} {
+			if err := in(find); !errors.Is(err, secret.ErrForged) {
+				t.Errorf("%s of a row that was put back: %v, want ErrForged", name, err)
+			}
 		}
 	})
 }
