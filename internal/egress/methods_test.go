@@ -44,7 +44,7 @@ func effective(r *http.Request) (method, path string, err error) {
 		return "", "", err // half a request is none
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
-	_ = r.ParseMultipartForm(1 << 20) //nolint:gosec // a test
+	_ = r.ParseMultipartForm(1 << 20)
 	for _, name := range []string{"_method", "X-HTTP-Method-Override"} {
 		for _, v := range r.Form[name] {
 			method = strings.ToUpper(v)

@@ -109,8 +109,8 @@ func (r *Request) charset() string {
 // character set, and nothing else looks like one.
 func plainCharset(name string) bool {
 	name, _, _ = strings.Cut(name, "''") // RFC 8187
-	switch name = strings.NewReplacer("-", "", "_", "").Replace(strings.ToLower(strings.TrimSpace(name))); {
-	case name == "", name == "utf8", name == "ascii", name == "usascii", name == "latin1", name == "binary":
+	switch name = strings.NewReplacer("-", "", "_", "").Replace(strings.ToLower(strings.TrimSpace(name))); name {
+	case "", "utf8", "ascii", "usascii", "latin1", "binary":
 		return true
 	}
 	return strings.HasPrefix(name, "iso8859") || strings.HasPrefix(name, "windows125")
@@ -251,7 +251,7 @@ func fold(s string) string {
 func words(s string) (rest string, method bool) {
 next:
 	for s != "" {
-		for _, w := range methodWords {
+		for _, w := range methodWords() {
 			if after, ok := strings.CutPrefix(s, w); ok {
 				s, method = after, method || w == "method" || w == "verb"
 				continue next
@@ -264,9 +264,11 @@ next:
 
 // methodWords are words of names for the method of a request. Of two that begin alike, the
 // longer one is first.
-var methodWords = []string{
-	"method", "verb", "override", "overriding", "http", "x", "requested", "request", "req", "original", "orig", "forwarded", "real", "actual", "effective", "tunneled", "tunnel",
-	"rest", "form", "html",
+func methodWords() []string {
+	return []string{
+		"method", "verb", "override", "overriding", "http", "x", "requested", "request", "req", "original", "orig", "forwarded", "real", "actual", "effective", "tunneled", "tunnel",
+		"rest", "form", "html",
+	}
 }
 
 // decode decodes percent-encoding as lenient servers do: what is malformed stays, and %uXXXX
@@ -336,16 +338,20 @@ func RoutingField(name string) bool {
 	if plain == "forwarded" {
 		return true
 	}
+	places := []string{"url", "uri", "path", "prefix", "host", "server", "scriptname", "pathinfo"}
+	vias := []string{
+		"x", "http", "original", "orig", "forwarded", "forward", "rewritten", "rewrite", "override", "real", "requested", "request", "proxy", "envoy", "ms", "waws", "unencoded", "raw", "base",
+	}
 	place, via := false, false
 next:
 	for plain != "" {
-		for _, w := range placeWords {
+		for _, w := range places {
 			if after, ok := strings.CutPrefix(plain, w); ok {
 				plain, place = after, true
 				continue next
 			}
 		}
-		for _, w := range viaWords {
+		for _, w := range vias {
 			if after, ok := strings.CutPrefix(plain, w); ok {
 				plain, via = after, true
 				continue next
@@ -355,8 +361,3 @@ next:
 	}
 	return place && via
 }
-
-var (
-	placeWords = []string{"url", "uri", "path", "prefix", "host", "server", "scriptname", "pathinfo"}
-	viaWords   = []string{"x", "http", "original", "orig", "forwarded", "forward", "rewritten", "rewrite", "override", "real", "requested", "request", "proxy", "envoy", "ms", "waws", "unencoded", "raw", "base"}
-)
