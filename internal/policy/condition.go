@@ -35,10 +35,11 @@ type condition struct {
 	source string
 	node   *yaml.Node // where it stands
 
-	ast     *cel.Ast
-	once    sync.Once
-	program cel.Program
-	err     error // of the program
+	ast      *cel.Ast
+	byMethod bool // it looks at the method of a request
+	once     sync.Once
+	program  cel.Program
+	err      error // of the program
 
 	partlyOnce sync.Once
 	partly     cel.Program // evaluates with some variables unknown
@@ -158,6 +159,9 @@ func (c *condition) check() error {
 		return &syntaxError{1, 1, fmt.Sprintf("is a %s; a condition is true or false", ast.OutputType())}
 	}
 	c.ast = ast
+	for _, r := range ast.NativeRep().ReferenceMap() {
+		c.byMethod = c.byMethod || r.Name == "method"
+	}
 	return nil
 }
 
@@ -209,16 +213,6 @@ func (c *condition) holds(facts map[string]any) (ok bool, cost uint64, err error
 		return false, cost, fmt.Errorf("is %s, not true or false", v.Type().TypeName())
 	}
 	return b, cost, nil
-}
-
-// names reports whether the condition looks at a variable.
-func (c *condition) names(variable string) bool {
-	for _, r := range c.ast.NativeRep().ReferenceMap() {
-		if r.Name == variable {
-			return true
-		}
-	}
-	return false
 }
 
 // possible reports whether the condition could hold if known are the values of some

@@ -105,7 +105,7 @@ func (d *Document) Concerns(kind Kind, host string) bool {
 // ByMethod reports whether a rule that could match a request to host, of the given kind,
 // looks at its method. It knows no more than Concerns does.
 func (d *Document) ByMethod(kind Kind, host string) bool {
-	return d.possible(kind, host, func(c *Clause) bool { return c.about(kind) && c.cond != nil && c.cond.names("method") })
+	return d.possible(kind, host, func(c *Clause) bool { return c.about(kind) && c.cond != nil && c.cond.byMethod })
 }
 
 // Asks reports whether a rule that could match a request to host, and names the given

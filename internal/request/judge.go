@@ -22,7 +22,8 @@ import (
 // request the strictest verdict counts.
 func judge(f connection.InForce, who auth.Principal, r *outgoing.Request, kind policy.Kind, u *outgoing.Use) (facts policy.Request, v policy.Verdict) {
 	methods, unknown := []string{r.Method}, ""
-	if f.Policy != nil && f.Policy.ByMethod(kind, r.Host) {
+	// Where no rule looks at the method, a body need not be read for it.
+	if f.Policy != nil && (r.Whole && len(r.Body) == 0 || f.Policy.ByMethod(kind, r.Host)) {
 		methods, unknown = r.Methods()
 	}
 	for i, h := range readings(r, methods) {
@@ -31,7 +32,7 @@ func judge(f connection.InForce, who auth.Principal, r *outgoing.Request, kind p
 			if v := f.Stopped(q); v.Effect != policy.Allow {
 				return q, v
 			}
-			if unknown != "" {
+			if unknown != "" && f.Policy.ByMethod(kind, r.Host) {
 				return q, refused(unknownMethod + unknown)
 			}
 		}
