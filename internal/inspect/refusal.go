@@ -62,6 +62,8 @@ func (x *exchange) refuse(ctx context.Context, r *refusal) {
 	case p.Next != "":
 	case p.Action != "":
 		p.Next = "A person decides on this. Repeat exactly this request once action " + p.Action + " is approved."
+	case p.Rule == policy.RuleContract: // a proposal would be refused as well
+		p.Next = "Do not retry or ask for it. Go on without it, and say in the result that the job needs a contract that has it."
 	case r.status == http.StatusForbidden:
 		p.Next, p.Ask = "Do not retry. If the task needs it, propose a rule at "+proposalsURL+" and wait for the decision.", proposalsURL
 	case r.status == http.StatusMisdirectedRequest:

@@ -113,6 +113,10 @@ func (s *Server) networkDenials(_ context.Context, c caller, in denialArgs) (out
 	if out.Data.More {
 		out.Text += "More was refused than is listed: give a larger limit (at most 100), or since.\n"
 	}
+	if c.who.Contract != "" {
+		out.Text += "A contract binds this sandbox. What it does not have cannot be asked for: go on without it, and say in the result that the job needs another contract.\n"
+		return out, nil
+	}
 	out.Text += "To ask a person for one of these, use network_request.\n"
 	return out, nil
 }

@@ -15,10 +15,9 @@
 // or a connection, see [Register.Like].
 //
 // The package must not open a private address, whatever a person approves. It must
-// not decide: a permit without a person's decision is refused. In a sandbox that a
-// contract binds, a permit opens nothing that the contract does not have; the wall asks
-// the contract beside the permits. Switches and rules
-// about connections (package connection) still apply to what a permit opens.
+// not decide: a permit without a person's decision is refused. Switches and rules
+// about connections (package connection) still apply to what a permit opens. So does the
+// contract that binds a sandbox: the wall asks it beside the permits.
 package permit
 
 import (

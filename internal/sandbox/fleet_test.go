@@ -34,12 +34,13 @@ type link struct {
 	inits    map[string]initRequest
 	owners   map[string]auth.Principal
 
-	silent  int   // so many of the guests to come take connections and never answer
-	spoke   bool  // something has come out of each sandbox
-	deaf    bool  // the guest never listens
-	stopped bool  // the guest takes connections and never answers
-	refuse  error // of every Attach; nil means none
-	cold    bool  // the guest never has its shell warm
+	silent  int    // so many of the guests to come take connections and never answer
+	spoke   bool   // something has come out of each sandbox
+	deaf    bool   // the guest never listens
+	stopped bool   // the guest takes connections and never answers
+	refuse  error  // of every Attach; nil means none
+	cold    bool   // the guest never has its shell warm
+	binds   string // the contract that each guest says confines it; empty means none
 
 	ask func() // called when a guest is asked for its environment; nil means nothing is
 }
@@ -96,6 +97,10 @@ func (l *link) Attach(_ context.Context, who auth.Principal, _ policy.Egress) (*
 					l.mu.Lock()
 					defer l.mu.Unlock()
 					_ = json.NewEncoder(w).Encode(l.inits[who.ID].EnvVars)
+					return
+				}
+				if r.URL.Path == "/run/state" {
+					_ = json.NewEncoder(w).Encode(map[string]any{"contract": l.binds, "view": l.binds != ""})
 					return
 				}
 				if r.URL.Path == "/warm" && l.cold {

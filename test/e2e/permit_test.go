@@ -143,7 +143,47 @@ func TestProposalsOpenHosts(t *testing.T) {
 			t.Errorf("%s: %q %q, want %q", cmd, r.stdout, r.stderr, want)
 		}
 	}
+
+	// A permit for the whole project opens the host to other sandboxes, and not to a run whose
+	// contract does not have it. The run has kept its contract.
+	propose(`{"hosts":["api.example.com"],"scope":"project"}`)
+	if r := p.run("curl -sS -m 20 " + api + "/v1/x"); !strings.Contains(r.stdout, "GET /v1/x") {
+		t.Errorf("another sandbox of the project: %q %q", r.stdout, r.stderr)
+	}
+	j := s.playJob(jobContract, "reach", reachingJob)
+	for _, want := range []string{
+		"reach refused", "address refused", "propose 403", "the contract job, which binds this sandbox, does not have api.example.com", `permits 200 {"permits":[]}`,
+	} {
+		if len(j.Results) != 1 || !strings.Contains(j.Results[0].Stderr, want) {
+			t.Errorf("a run without network: %+v, want %q", j, want)
+		}
+	}
+	if r := s.report(j.ID); j.Outcome != "succeeded" || r.clause("network") != "kept" || r.Violated != 0 {
+		t.Errorf("its report: %s, %+v", j.Outcome, r)
+	}
+	if log := s.mustCLI("network", "log", j.Sandbox); !strings.Contains(log, "the contract job, which binds this sandbox, does not have api.example.com") {
+		t.Errorf("postern network log:\n%s", log)
+	}
 }
+
+// reachingJob tries to reach a host by a permit that its contract does not have.
+const reachingJob = `
+import ssl, sys, urllib.error, urllib.request
+
+def say(name, url, **kw):
+    try:
+        r = urllib.request.urlopen(urllib.request.Request(url, **kw), timeout=20, context=ssl._create_unverified_context())
+        print(name, r.status, r.read(500).decode(), file=sys.stderr)
+    except urllib.error.HTTPError as e:
+        print(name, e.code, e.read(500).decode(), file=sys.stderr)
+    except OSError as e:
+        print(name, "refused", e, file=sys.stderr)
+
+say("reach", "https://api.example.com/v1/x")
+say("address", "https://93.184.215.14/v1/x", headers={"Host": "api.example.com"})
+say("propose", "http://postern.internal/proposals", data=b'{"hosts":["api.example.com"]}', method="POST", headers={"Content-Type": "application/json"})
+say("permits", "http://postern.internal/permits")
+`
 
 // serveAt serves an HTTPS site that answers with the request. Its certificate, which is
 // an authority, is for example.com and the names below it.
