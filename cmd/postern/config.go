@@ -187,7 +187,7 @@ func (c *Config) flags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.HTTPS, "https", false, "people reach the console through a proxy that does TLS: its cookie is then sent over https only")
 	fs.StringVar(&c.Egress, "egress", "deny", "deny or allow: the most that a sandbox may connect to; what its creator asks for only narrows it")
 	pathVar(fs, &c.EgressCA, "egress-ca", "", "`file` of certificate authorities (PEM) by which servers outside are verified besides the system's, where requests of sandboxes are inspected")
-	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. Private addresses need to be named here by address")
+	fs.Var(&list{values: &c.EgressAllow}, "egress-allow", "`address, CIDR prefix, name or *.name` that sandboxes may connect to besides; may be repeated. A name opens ports 80 and 443, and name:port that port. Private addresses need to be named here by address")
 	c.PermitSettings.flags(fs)
 	c.RegistrySettings.flags(fs)
 	c.MailboxSettings.flags(fs)

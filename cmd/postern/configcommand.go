@@ -22,6 +22,7 @@ flag, as YAML:
   egress-allow:
     - pypi.org
     - "*.pythonhosted.org"
+    - db.example.com:5432
   max-timeout: 2h
 
 The file is --config FILE, or postern.yaml in the data directory, or

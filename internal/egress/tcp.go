@@ -256,9 +256,11 @@ func (a *attached) handleNamed(ctx context.Context, in *insideConn, dst netip.Ad
 				host = s.name
 			}
 			// The name hides another, which may be a host at the address that it has.
-			if at := a.inspectedAt(ctx, to); at != "" && s.ech && !a.inspected(ctx, s.name, to) {
-				refuse(s.name, unproved(at))
-				return
+			if s.ech && to != dst && !a.inspected(ctx, s.name, to) {
+				if hidden := a.inspectedAt(ctx, to); hidden != "" {
+					refuse(s.name, unproved(hidden))
+					return
+				}
 			}
 		case hidden != "":
 			refuse(s.name, misnamed(hidden, s.name, v.Reason))

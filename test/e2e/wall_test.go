@@ -53,7 +53,7 @@ func TestRoundTheWall(t *testing.T) {
 		forward(t, outside+":"+port, postfix)
 	}
 	s := start(t, t.TempDir(), "--dns", nameServer(t), "--egress", "allow", "--egress-allow", outside)
-	b := s.sandbox(map[string]any{"network": map[string]any{"allowOut": []string{"good.test"}, "denyOut": []string{"0.0.0.0/0"}}})
+	b := s.sandbox(map[string]any{"network": map[string]any{"allowOut": []string{"good.test", "good.test:2526"}, "denyOut": []string{"0.0.0.0/0"}}})
 
 	if r := b.run("cat > /tmp/attack.py <<'END'\n" + roundTheWall + "\nEND\npython3 /tmp/attack.py " + postfixtest.Domain); r.exit != 0 || !strings.Contains(r.stdout, "attacked") {
 		t.Fatalf("attack: exit %d: %s %s", r.exit, r.stdout, r.stderr)
