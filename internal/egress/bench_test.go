@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 
+	"postern/internal/inspect"
 	"postern/internal/policy"
 )
 
@@ -39,6 +41,24 @@ func BenchmarkConnect(b *testing.B) {
 	})
 	b.Run("allowed", func(b *testing.B) {
 		x := w.box("i1", policy.Egress{Internet: true})
+		for b.Loop() {
+			c, err := x.dial(site + ":7")
+			once(b, c, err)
+		}
+	})
+	b.Run("by-name", func(b *testing.B) {
+		x := w.box("i3", policy.Egress{AllowOut: []string{"example.com:7"}})
+		w.learn("i3", "example.com", site)
+		for b.Loop() {
+			c, err := x.dial(site + ":7")
+			once(b, c, err)
+		}
+	})
+	b.Run("beside-inspection", func(b *testing.B) {
+		w := newInspected(b, inspect.Config{Secrets: vault{[]string{"example.com"}}}, func(http.ResponseWriter, *http.Request) {}, func(c *Config) { c.Limits.NewConnections = 1e6 })
+		w.at(site+":7", echo)
+		x := w.box("i1", policy.Egress{Internet: true, Secrets: []string{"github"}})
+		w.learn("i1", "www.example.org", site)
 		for b.Loop() {
 			c, err := x.dial(site + ":7")
 			once(b, c, err)
