@@ -17,7 +17,9 @@ ifeq ($(GOFLAGS),)
 $(error gVisor could not be patched, see above)
 endif
 endif
-LINT := go tool -modfile=tools/go.mod golangci-lint
+# Linters read gVisor without the patches: golang.org/x/tools/go/packages also runs the Go
+# command with modules off, which -modfile in GOFLAGS makes fail.
+LINT := GOFLAGS=-trimpath go tool -modfile=tools/go.mod golangci-lint
 
 # What unit, race and e2e run. See "make help".
 PKG ?= $(filter-out postern postern/test/e2e,$(shell go list ./...))
