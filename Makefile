@@ -14,7 +14,7 @@ BUILD := go build -ldflags='-s -w -X main.stamp=$(VERSION)'
 ifneq ($(filter-out help clean,$(or $(MAKECMDGOALS),help)),)
 export GOFLAGS := $(shell go run ./patches/apply)
 ifeq ($(GOFLAGS),)
-$(error gVisor could not be patched, see above)
+$(error gVisor could not be patched, see above and CONTRIBUTING.md)
 endif
 endif
 # Linters read gVisor without the patches: golang.org/x/tools/go/packages also runs the Go
