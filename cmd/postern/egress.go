@@ -46,6 +46,16 @@ func (c credentials) Bound(ctx context.Context, who auth.Principal, e *policy.Eg
 	return slices.Concat(list, tokens), err
 }
 
+// Guarded returns whose values answers are searched for besides those of Bound.
+func (c credentials) Guarded(ctx context.Context, who auth.Principal) ([]inject.Guarded, error) {
+	return c.secrets.Guarded(ctx, who)
+}
+
+// OpenGuarded returns a value of Guarded, to mask answers with. The caller wipes it.
+func (c credentials) OpenGuarded(ctx context.Context, who auth.Principal, g inject.Guarded) (inject.Value, error) {
+	return c.secrets.OpenGuarded(ctx, who, g)
+}
+
 // Open returns the value of one of them. The caller wipes it.
 func (c credentials) Open(ctx context.Context, who auth.Principal, id string) (inject.Value, error) {
 	if signing.IsToken(id) {

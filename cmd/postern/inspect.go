@@ -10,6 +10,8 @@ import (
 	"postern/internal/request"
 )
 
+var _ inspect.Guards = credentials{}
+
 // newInspector returns what handles the requests inside connections of sandboxes.
 func (d *daemon) newInspector() (*inspect.Inspector, error) {
 	roots, err := egressRoots(d.conf.EgressCA)

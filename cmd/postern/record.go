@@ -161,7 +161,7 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 func sealedTables() []store.Sealed {
 	return []store.Sealed{
 		auth.SealedPeople(), auth.SealedChanges(), auth.SealedSessions(), auth.SealedSetups(), people.SealedPasskeys(), notify.SealedLinks(), notify.SealedCodes(), notify.SealedSlackLinks(), notify.SealedSlackCodes(),
-		rulebook.SealedVersions(), directory.Sealed(), mailbox.SealedAllowed(), lookalike.Sealed(), mailbox.SealedConnectCodes(), delivery.Sealed(), secret.Sealed(), permit.Sealed(),
+		rulebook.SealedVersions(), directory.Sealed(), mailbox.SealedAllowed(), lookalike.Sealed(), mailbox.SealedConnectCodes(), delivery.Sealed(), secret.Sealed(), secret.SealedFormer(), permit.Sealed(),
 	}
 }
 

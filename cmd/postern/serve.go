@@ -64,6 +64,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	g.Go(func() error { return d.hooks.Run(ctx) })
 	g.Go(func() error { return d.post.RunExpiry(ctx) })
 	g.Go(func() error { return d.scrubber.Run(ctx) })
+	g.Go(func() error { return d.secrets.Run(ctx) })
 	g.Go(func() error { return d.post.Events().Run(ctx) })
 	if d.oauth != nil {
 		g.Go(func() error { return d.oauth.Run(ctx) })

@@ -101,6 +101,7 @@ type inspectedWorld struct {
 	authority *inspect.Authority
 	outside   *httptest.Server
 	seen      atomic.Int64 // requests at the server outside
+	log       logged       // the inspector's, with every detail
 }
 
 // newInspected returns a world with an HTTPS server for example.com at site. Its
@@ -127,11 +128,11 @@ func newInspected(tb testing.TB, cfg inspect.Config, h http.HandlerFunc, change 
 	}
 	w.world = newWorld(tb, func(c *Config) {
 		open(c)
-		out := io.Discard
+		var out io.Writer = &w.log
 		if t, ok := tb.(*testing.T); ok {
-			out = t.Output()
+			out = io.MultiWriter(t.Output(), out)
 		}
-		c.Inspect = inspect.New(slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelInfo})), cfg)
+		c.Inspect = inspect.New(slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug})), cfg)
 		if change != nil {
 			change(c)
 		}

@@ -55,6 +55,25 @@ type Mask struct {
 	long  int // bytes of the longest pattern
 }
 
+// A Guarded is a secret of a project whose value answers of its hosts are searched for,
+// also in sandboxes without it, or what it was before it was changed.
+type Guarded struct {
+	ID     string // of the secret
+	Name   string
+	Hosts  []string // as of [Secret]
+	Former int64    // revision of a former one; 0 means the present one
+}
+
+// ErrGone means that a [Guarded] secret does not exist any more.
+var ErrGone = errors.New("the secret does not exist any more")
+
+// At reports whether an answer of host could have the value. RuleHosts are those whose
+// rules in the sandbox's network name the secret, see [Secret].
+func (g *Guarded) At(host string, ruleHosts []string) bool {
+	s := Secret{Hosts: g.Hosts, RuleHosts: ruleHosts}
+	return s.Usable(host)
+}
+
 // A pattern is an encoding of a value with one spelling.
 type pattern []byte
 

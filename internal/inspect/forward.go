@@ -16,6 +16,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"postern/internal/inject"
 	"postern/internal/outgoing"
@@ -26,7 +27,15 @@ import (
 func (x *exchange) forward(ctx context.Context) *refusal {
 	r := *x.r
 	r.Header = x.r.Header.Clone()
-	mask, bad := x.putIn(ctx, &r)
+	guarded, err := x.s.l.guarded(ctx, x.s.conn.Host)
+	if err != nil {
+		x.s.l.log.ErrorContext(ctx, "secrets of a project cannot be read", "err", err)
+		return unavailable("the secrets of the project cannot be read at the moment")
+	}
+	if len(guarded) > 0 {
+		x.askPlain(r.Header)
+	}
+	mask, bad := x.putIn(ctx, &r, guarded)
 	if bad != nil {
 		return bad
 	}
@@ -48,30 +57,26 @@ func (x *exchange) forward(ctx context.Context) *refusal {
 		return x.failed(ctx, err)
 	}
 	defer resp.Body.Close()
-	masked := 0
-	if mask != nil {
-		masked += mask.Header(resp.Header)
-	}
+	masked := hide(mask, resp.Header, resp.Trailer)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		x.status = resp.StatusCode
-		return x.switched(ctx, resp, mask)
+		return x.switched(ctx, resp, mask, masked)
 	}
 	defer mask.Wipe()
-	body, bad := x.answerBody(resp, mask)
+	body, bad := x.answerBody(resp, mask, len(guarded) > 0)
 	if bad != nil {
 		return bad
 	}
 	x.answerHead(resp)
 	err = x.answer(body)
-	if len(resp.Trailer) > 0 {
-		if mask != nil {
-			masked += mask.Header(resp.Trailer)
+	masked += hide(mask, resp.Trailer) // the library has put in the values
+	for name, values := range resp.Trailer {
+		for _, v := range values {
+			x.w.Header().Add(http.TrailerPrefix+name, v)
 		}
-		for name, values := range resp.Trailer {
-			for _, v := range values {
-				x.w.Header().Add(http.TrailerPrefix+name, v)
-			}
-		}
+	}
+	if m, ok := body.(*inject.MaskedReader); ok {
+		masked += m.Hits()
 	}
 	x.made(ctx, masked)
 	if err != nil {
@@ -81,9 +86,33 @@ func (x *exchange) forward(ctx context.Context) *refusal {
 	return nil
 }
 
-// putIn replaces the sentinels in r by values. The mask hides these in the answer, and
-// those of the host's other secrets; it is nil if there are none.
-func (x *exchange) putIn(ctx context.Context, r *outgoing.Request) (*inject.Mask, *refusal) {
+// hide masks all the fields that an answer has: its header, its trailers, whose names
+// are announced before their values come, or the header of an interim answer. It returns
+// how many it masked. A nil mask has no values.
+func hide(mask *inject.Mask, fields ...http.Header) (masked int) {
+	if mask == nil {
+		return 0
+	}
+	for _, h := range fields {
+		masked += mask.Header(h)
+	}
+	return masked
+}
+
+// askPlain changes a request so that a value in the answer can be found: the answer must
+// be plain and whole.
+func (x *exchange) askPlain(h http.Header) {
+	h["Accept-Encoding"] = []string{"identity"}
+	delete(h, "Range")
+	delete(h, "If-Range")
+	if x.upgrade {
+		delete(h, "Sec-Websocket-Extensions") // permessage-deflate (RFC 7692)
+	}
+}
+
+// putIn replaces the sentinels in r by values. The mask hides these in the answer, those
+// of the host's other secrets, and guarded ones; it is nil if there are none.
+func (x *exchange) putIn(ctx context.Context, r *outgoing.Request, guarded []inject.Guarded) (*inject.Mask, *refusal) {
 	values, list := map[string]inject.Value{}, []inject.Value{}
 	defer func() {
 		for _, v := range list {
@@ -118,6 +147,20 @@ func (x *exchange) putIn(ctx context.Context, r *outgoing.Request) (*inject.Mask
 		if bad := open(s); bad != nil {
 			return nil, bad
 		}
+	}
+	for _, g := range guarded {
+		if _, ok := values[g.ID]; ok && g.Former == 0 {
+			continue
+		}
+		v, err := x.s.l.in.cfg.Secrets.(Guards).OpenGuarded(ctx, x.s.l.who, g)
+		if errors.Is(err, inject.ErrGone) {
+			continue // it was deleted just now, or its time is over
+		}
+		if err != nil {
+			x.s.l.log.ErrorContext(ctx, "secret cannot be opened", "secret", g.ID, "err", err)
+			return nil, unavailable("a secret of " + x.s.conn.Host + " cannot be opened at the moment")
+		}
+		list = append(list, v) // for the mask alone
 	}
 	if len(list) == 0 {
 		return nil, nil
@@ -167,9 +210,7 @@ func (x *exchange) outgoing(ctx context.Context, r *outgoing.Request, mask *inje
 	return out.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
 			head := http.Header(h).Clone()
-			if mask != nil {
-				mask.Header(head)
-			}
+			hide(mask, head)
 			if code == http.StatusContinue {
 				return nil // sent when the body is read
 			}
@@ -224,8 +265,23 @@ func (x *exchange) failed(ctx context.Context, err error) *refusal {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return refuse(http.StatusBadGateway, host+" closed the connection without an answer")
 	}
-	x.s.l.log.DebugContext(ctx, "request failed", "host", host, "err", err)
+	x.s.l.log.DebugContext(ctx, "request failed", "host", host, "err", kindOf(err))
 	return refuse(http.StatusBadGateway, host+" cannot be reached, or its answer is malformed")
+}
+
+// kindOf describes an error for the log without its text, which can have what the server
+// sent, and so the value of a secret.
+func kindOf(err error) string {
+	var kinds []string
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		var n syscall.Errno
+		if errors.Unwrap(e) == nil && errors.As(e, &n) {
+			kinds = append(kinds, n.Error())
+			break
+		}
+		kinds = append(kinds, fmt.Sprintf("%T", e))
+	}
+	return strings.Join(kinds, " of ")
 }
 
 func certificateProblem(err error) string {
@@ -243,15 +299,15 @@ func certificateProblem(err error) string {
 	return "it is not valid"
 }
 
-// answerBody returns the body of the answer for the program. If values were put into
-// the request, it is plain and masked.
-func (x *exchange) answerBody(resp *http.Response, mask *inject.Mask) (io.Reader, *refusal) {
+// answerBody returns the body of the answer for the program. If it could have a value, it
+// is plain and masked.
+func (x *exchange) answerBody(resp *http.Response, mask *inject.Mask, guarded bool) (io.Reader, *refusal) {
 	if mask == nil {
 		return resp.Body, nil
 	}
 	none := x.in.Method == http.MethodHead || resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified || resp.ContentLength == 0
 	encoding := strings.ToLower(strings.TrimSpace(strings.Join(resp.Header["Content-Encoding"], ",")))
-	if encoding == "" || encoding == "identity" || none || len(x.echoes()) == 0 {
+	if encoding == "" || encoding == "identity" || none || !guarded && len(x.echoes()) == 0 {
 		return mask.Reader(resp.Body), nil
 	}
 	// The attack: an answer that is compressed although it was asked for plain hides

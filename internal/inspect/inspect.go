@@ -100,6 +100,18 @@ type Secrets interface {
 	Open(ctx context.Context, who auth.Principal, id string) (inject.Value, error)
 }
 
+// Guards are [Secrets] that know what else a host could have been told. Implementations
+// are safe for concurrent use.
+type Guards interface {
+	// Guarded returns whose values answers to who's sandbox are searched for besides those
+	// of Bound: of all secrets of its project, and former ones. It is called for each
+	// connection, so it must be fast. The caller does not change the list.
+	Guarded(ctx context.Context, who auth.Principal) ([]inject.Guarded, error)
+	// OpenGuarded returns one of these values, to mask answers with: it may be in no
+	// request. The caller wipes it. The error wraps inject.ErrGone if it is gone.
+	OpenGuarded(ctx context.Context, who auth.Principal, g inject.Guarded) (inject.Value, error)
+}
+
 // Mail takes requests to mail services.
 type Mail interface {
 	// Propose makes an action of kind email.send of r, which is whole, and waits within a
@@ -238,13 +250,35 @@ func (l *Link) secrets(ctx context.Context, e *policy.Egress) ([]inject.Secret, 
 	return list, nil
 }
 
+// guarded returns whose values answers of host are searched for besides those of the
+// sandbox's own secrets. If host is empty, it is any host.
+func (l *Link) guarded(ctx context.Context, host string) (out []inject.Guarded, err error) {
+	g, ok := l.in.cfg.Secrets.(Guards)
+	if !ok {
+		return nil, nil
+	}
+	all, err := g.Guarded(ctx, l.who)
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	rules := l.egress.Load().RuleSecrets()
+	for _, s := range all {
+		if host == "" || s.At(host, rules[s.Name]) {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
 // Any reports whether any host could be wanted. If not, connections need not be
 // looked at.
 func (l *Link) Any(ctx context.Context) bool {
 	e, c := l.egress.Load(), &l.in.cfg
-	return len(e.Rules) > 0 || len(e.Secrets) > 0 || len(e.Packages) > 0 ||
-		c.Mail != nil ||
-		c.Judge != nil && c.Judge.Concerns(ctx, l.who, "")
+	if len(e.Rules) > 0 || len(e.Secrets) > 0 || len(e.Packages) > 0 || c.Mail != nil || c.Judge != nil && c.Judge.Concerns(ctx, l.who, "") {
+		return true
+	}
+	guarded, err := l.guarded(ctx, "")
+	return err != nil || len(guarded) > 0
 }
 
 // Wants reports whether connections to host, a normalised name, must be inspected.
@@ -263,7 +297,11 @@ func (l *Link) Wants(ctx context.Context, host string) bool {
 		return true
 	}
 	list, err := l.secrets(ctx, e)
-	return err != nil || slices.ContainsFunc(list, func(s inject.Secret) bool { return s.Usable(host) })
+	if err != nil || slices.ContainsFunc(list, func(s inject.Secret) bool { return s.Usable(host) }) {
+		return true
+	}
+	guarded, err := l.guarded(ctx, host)
+	return err != nil || len(guarded) > 0
 }
 
 // Update installs new settings, and ends the requests that they concern.

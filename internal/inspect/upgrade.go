@@ -22,7 +22,7 @@ func websocket(in *http.Request) bool {
 }
 
 // switched passes the bytes of a WebSocket in both directions.
-func (x *exchange) switched(ctx context.Context, resp *http.Response, mask *inject.Mask) *refusal {
+func (x *exchange) switched(ctx context.Context, resp *http.Response, mask *inject.Mask, masked int) *refusal {
 	up, ok := resp.Body.(io.ReadWriteCloser)
 	if !ok || !x.upgrade || !strings.EqualFold(resp.Header.Get("Upgrade"), "websocket") {
 		return refuse(http.StatusBadGateway, x.s.conn.Host+" has switched to a protocol that was not asked for")
@@ -40,7 +40,8 @@ func (x *exchange) switched(ctx context.Context, resp *http.Response, mask *inje
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close(); up.Close() })()
 	resp.Header.Del("Alt-Svc")
-	resp.Body = nil
+	resp.Body, resp.Trailer = nil, nil
+	resp.Status = "" // the standard text: the server's could have the value of a secret
 	if err := resp.Write(rw); err != nil || rw.Flush() != nil {
 		return nil
 	}
@@ -55,16 +56,22 @@ func (x *exchange) switched(ctx context.Context, resp *http.Response, mask *inje
 		up.Close()
 	}()
 	var down io.Reader = up
+	var hidden *inject.MaskedReader
 	if mask != nil {
-		down = mask.Reader(up)
+		hidden = mask.Reader(up)
+		down = hidden
 	}
 	n, err := io.Copy(c, down)
 	x.bytes = n
 	if err != nil && !errors.Is(err, io.EOF) {
-		x.s.l.log.DebugContext(ctx, "WebSocket ended", "err", err)
+		x.s.l.log.DebugContext(ctx, "WebSocket ended", "err", kindOf(err))
 	}
 	c.Close()
 	<-done
-	x.made(ctx, 0)
+	if hidden != nil {
+		masked += hidden.Hits()
+		mask.Wipe()
+	}
+	x.made(ctx, masked)
 	return nil
 }

@@ -115,6 +115,11 @@ func (k *keys) check(ctx context.Context, tx *store.Tx) error {
 	if n > 0 {
 		return fmt.Errorf("%w (there are %d)", ErrKey, n)
 	}
+	// Former values are not counted: they end by themselves, and no request has them. With
+	// another key they open no more.
+	if _, err := tx.ExecContext(ctx, `delete from secret_former`); err != nil {
+		return err
+	}
 	_, err = tx.ExecContext(ctx, `insert into secret_key (id, proof) values (1, $1) on conflict (id) do update set proof = excluded.proof`, k.proof)
 	return err
 }

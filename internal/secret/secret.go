@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"postern/internal/audit"
@@ -158,8 +159,8 @@ type Config struct {
 	// Scrub is touched whenever a value is open in this process. Nil means that
 	// nobody scrubs.
 	Scrub *scrub.Scrubber
-	// Changed is called after a secret of the project was changed or deleted, so that
-	// requests under way are judged again. Nil means that nothing is called.
+	// Changed is called after a secret of the project was created, changed or deleted, so
+	// that connections and requests under way are judged again. Nil means that nothing is called.
 	Changed func(ctx context.Context, project string)
 }
 
@@ -169,6 +170,10 @@ type Store struct {
 	db   *store.DB
 	conf Config
 	keys keys
+
+	mu      sync.Mutex
+	guards  map[string]guarded // by project; guarded by mu
+	changes int64              // how often guards was dropped; guarded by mu
 }
 
 // New returns the store of the secrets in db. The error wraps [ErrKey] if the key is
@@ -187,7 +192,7 @@ func New(ctx context.Context, log *slog.Logger, db *store.DB, c Config) (*Store,
 	if err := db.Update(ctx, func(tx *store.Tx) error { return k.check(ctx, tx) }); err != nil {
 		return nil, fmt.Errorf("check key of secrets: %w", err)
 	}
-	return &Store{log: log, db: db, conf: c, keys: k}, nil
+	return &Store{log: log, db: db, conf: c, keys: k, guards: map[string]guarded{}}, nil
 }
 
 // Sealed is the table of secrets as rows are authenticated. The attack: somebody
@@ -269,6 +274,7 @@ func (s *Store) Create(ctx context.Context, who auth.Principal, name string, kin
 	if err != nil {
 		return Secret{}, fmt.Errorf("create secret: %w", err)
 	}
+	s.forget(ctx, who.Project) // the project's other sandboxes are inspected at its hosts now
 	return c, nil
 }
 
@@ -309,6 +315,11 @@ func (s *Store) Update(ctx context.Context, who auth.Principal, idOrName string,
 		if c, err = s.changed(who, was, ch); err != nil {
 			return err
 		}
+		if ch.Value != nil || !slices.Equal(was.Hosts, c.Hosts) {
+			if err := keepFormer(ctx, tx, was); err != nil {
+				return err
+			}
+		}
 		ok, err := tx.Changed(ctx, `update secret set value = $1, hosts = $2, env = $3, approval = $4, headers = $5, places = $6, metadata = $7, version = $8, revision = $9, rotated_at = $10, updated_at = $11
 			where id = $12 and revision = $13`,
 			c.sealed, strings.Join(c.Hosts, ","), c.Env, c.Approval, strings.Join(c.Headers, ","), encodePlaces(c.Places), encodeMetadata(c.Metadata), c.Version, c.revision, store.Time(c.Rotated), store.Time(c.Updated), c.ID, was.revision)
@@ -336,7 +347,7 @@ func (s *Store) Update(ctx context.Context, who auth.Principal, idOrName string,
 	if err != nil {
 		return Secret{}, fmt.Errorf("change secret: %w", err)
 	}
-	s.conf.Changed(context.WithoutCancel(ctx), who.Project)
+	s.forget(ctx, who.Project)
 	return c, nil
 }
 
@@ -448,6 +459,9 @@ func (s *Store) Delete(ctx context.Context, who auth.Principal, idOrName string)
 		if err != nil && !errors.Is(err, ErrForged) { // a forged one can be deleted
 			return err
 		}
+		if err := keepFormer(ctx, tx, c); err != nil {
+			return err
+		}
 		if _, err := tx.ExecContext(ctx, `delete from secret where id = $1`, c.ID); err != nil {
 			return err
 		}
@@ -460,7 +474,7 @@ func (s *Store) Delete(ctx context.Context, who auth.Principal, idOrName string)
 	if err != nil {
 		return fmt.Errorf("delete secret: %w", err)
 	}
-	s.conf.Changed(context.WithoutCancel(ctx), who.Project)
+	s.forget(ctx, who.Project)
 	return nil
 }
 
