@@ -9,10 +9,10 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -27,16 +27,16 @@ import (
 )
 
 func main() {
-	flags, err := run()
+	flags, err := run(context.Background())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "patches/apply:", err)
 		os.Exit(1)
 	}
-	fmt.Println(flags)
+	fmt.Fprintln(os.Stdout, flags)
 }
 
-func run() (string, error) {
-	out, err := exec.Command("go", "env", "GOMOD", "GOFLAGS").Output()
+func run(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD", "GOFLAGS").Output()
 	if err != nil {
 		return "", fmt.Errorf("ask go for its settings: %w", err)
 	}
@@ -52,7 +52,7 @@ func run() (string, error) {
 	}
 	copied := filepath.Join(root, patches.Dir(version))
 	if _, err := os.Stat(copied); errors.Is(err, fs.ErrNotExist) {
-		from, err := download(root, version)
+		from, err := download(ctx, root, version)
 		if err != nil {
 			return "", err
 		}
@@ -107,8 +107,8 @@ func replaced(text []byte) (version string, patched []byte, err error) {
 }
 
 // download returns the directory of the module as its authors made it, checked by go.sum.
-func download(root, version string) (dir string, err error) {
-	c := exec.Command("go", "mod", "download", "-json", patches.Module+"@"+version)
+func download(ctx context.Context, root, version string) (dir string, err error) {
+	c := exec.CommandContext(ctx, "go", "mod", "download", "-json", patches.Module+"@"+version) //nolint:gosec // the version is in go.mod
 	c.Dir, c.Env, c.Stderr = root, append(os.Environ(), "GOFLAGS=-mod=readonly"), os.Stderr
 	out, err := c.Output()
 	var m struct{ Dir, Error string }
@@ -125,7 +125,7 @@ func download(root, version string) (dir string, err error) {
 // appears whole or not at all. If another build has made the same copy meanwhile, that is the
 // one.
 func makeCopy(from, to string, series []patches.Patch) error {
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(to), 0o750); err != nil {
 		return err
 	}
 	dir, err := os.MkdirTemp(filepath.Dir(to), "making-")
@@ -133,10 +133,7 @@ func makeCopy(from, to string, series []patches.Patch) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if err := os.Chmod(dir, 0o755); err != nil {
-		return err
-	}
-	if err := copyTree(from, dir); err != nil {
+	if err := os.CopyFS(dir, os.DirFS(from)); err != nil {
 		return err
 	}
 	if err := applyAll(dir, series); err != nil {
@@ -149,35 +146,6 @@ func makeCopy(from, to string, series []patches.Patch) error {
 		return err
 	}
 	return nil
-}
-
-func copyTree(from, to string) error {
-	return filepath.WalkDir(from, func(name string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(from, name)
-		if err != nil || rel == "." {
-			return err
-		}
-		if d.IsDir() {
-			return os.Mkdir(filepath.Join(to, rel), 0o755)
-		}
-		in, err := os.Open(name)
-		if err != nil {
-			return err
-		}
-		defer in.Close()
-		// As in the module cache: nobody is to change what is built.
-		out, err := os.OpenFile(filepath.Join(to, rel), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
-		if err != nil {
-			return err
-		}
-		if _, err := io.Copy(out, in); err != nil {
-			return errors.Join(err, out.Close())
-		}
-		return out.Close()
-	})
 }
 
 // applyAll applies patches to the files of a directory, in their order. Each changed file

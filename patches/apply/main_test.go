@@ -118,7 +118,7 @@ func TestPatchesFit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	from, err := download("../..", version)
+	from, err := download(t.Context(), "../..", version)
 	if err != nil {
 		t.Fatal(err)
 	}
