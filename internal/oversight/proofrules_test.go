@@ -74,7 +74,7 @@ func version(a *Action, current bool, v int) int64 {
 
 // dressed gives a principal other values of what no rule looks at.
 func dressed(p auth.Principal, v int) auth.Principal {
-	p.Project, p.Inbox, p.Template, p.Tools = pick(v, "p", "q"), pick(v, "", "i"), pick(v, "", "base"), pick(v, "", "send_email")
+	p.Project, p.Inbox, p.Template, p.Tools, p.Contract = pick(v, "p", "q"), pick(v, "", "i"), pick(v, "", "base"), pick(v, "", "send_email"), pick(v, "", "job@sha256:1")
 	p.Bench, p.Operator, p.Strong, p.KeysOff = pick(v, false, true), p.Operator || v == 1, pick(v, time.Time{}, proofNow), pick(v, false, true)
 	return p
 }
