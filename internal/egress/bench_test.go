@@ -55,7 +55,7 @@ func BenchmarkConnect(b *testing.B) {
 		}
 	})
 	b.Run("beside-inspection", func(b *testing.B) {
-		w := newInspected(b, inspect.Config{Secrets: vault{[]string{"example.com"}}}, func(http.ResponseWriter, *http.Request) {}, func(c *Config) { c.Limits.NewConnections = 1e6 })
+		w := newInspected(b, inspect.Config{Secrets: vault{hosts: []string{"example.com"}}}, func(http.ResponseWriter, *http.Request) {}, func(c *Config) { c.Limits.NewConnections = 1e6 })
 		w.at(site+":7", echo)
 		x := w.box("i1", policy.Egress{Internet: true, Secrets: []string{"github"}})
 		w.learn("i1", "www.example.org", site)

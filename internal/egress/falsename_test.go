@@ -131,7 +131,7 @@ func openings() map[string]policy.Egress {
 // with shared.test.
 func newFalseNames(t *testing.T, cfg inspect.Config, change func(*Config)) *inspectedWorld {
 	t.Helper()
-	cfg.Secrets = vault{[]string{"example.com"}}
+	cfg.Secrets = vault{hosts: []string{"example.com"}}
 	w := newInspected(t, cfg, func(rw http.ResponseWriter, _ *http.Request) { io.WriteString(rw, secretValue) }, change)
 	w.standsFor(site+":8443", w.outside.Listener)
 	w.web(site + ":9000")

@@ -7,6 +7,7 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/outgoing"
 	"postern/internal/oversight"
 	"postern/internal/permit"
 	"postern/internal/policy"
@@ -43,7 +44,7 @@ func TestAgentsInSandboxesAskForHosts(t *testing.T) {
 	if _, err := f.gate.RunOne(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if v := f.srv.conf.Permits.Find(t.Context(), box, "api.example.com", 443, "GET", "/v1"); v.Effect != policy.Allow {
+	if v := f.srv.conf.Permits.Find(t.Context(), box, &outgoing.Request{Method: "GET", Scheme: "https", Host: "api.example.com", Port: 443, Path: "/v1", Whole: true}); v.Effect != policy.Allow {
 		t.Errorf("got %+v", v)
 	}
 	ask["waitSeconds"], ask["why"] = 1, "once more"
