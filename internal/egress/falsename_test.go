@@ -548,6 +548,8 @@ func TestANewRuleEndsConnectionsOnEveryPort(t *testing.T) {
 	}
 }
 
+var _ RequestGranter = oneGrant{}
+
 // oneGrant opens a host at one port for GET requests.
 type oneGrant struct {
 	host string
@@ -561,11 +563,11 @@ func (g oneGrant) Allows(_ context.Context, _ auth.Principal, host string, port 
 	return policy.Verdict{Effect: policy.Allow, Rule: "prm_1", Reason: "permitted"}, true
 }
 
-func (g oneGrant) Find(ctx context.Context, who auth.Principal, host string, port uint16, method, _ string) policy.Verdict {
-	if v, _ := g.Allows(ctx, who, host, port); v.Effect == policy.Allow && method == "GET" {
+func (g oneGrant) Find(ctx context.Context, who auth.Principal, r *outgoing.Request) policy.Verdict {
+	if v, _ := g.Allows(ctx, who, r.Host, r.Port); v.Effect == policy.Allow && r.Method == "GET" {
 		return v
 	}
-	return policy.Verdict{Effect: policy.Deny, Reason: "no permit allows " + method}
+	return policy.Verdict{Effect: policy.Deny, Reason: "no permit allows " + r.Method}
 }
 
 // TestAPermitForRequestsHoldsAtItsPort: only the permitted requests pass, at another port
