@@ -126,6 +126,7 @@ func (s secretHandlers) create(w http.ResponseWriter, r *http.Request, who auth.
 // A credentialPage is one secret, without its value.
 type credentialPage struct {
 	secret.Secret
+	Fields []string // header fields that may have the value
 	Notice string
 }
 
@@ -142,7 +143,7 @@ func (s secretHandlers) show(w http.ResponseWriter, r *http.Request, who auth.Pr
 	if err != nil {
 		return err
 	}
-	return s.render(r.Context(), w, status, page{Name: "credential", Title: c.Name, Who: who, Here: "settings", Body: credentialPage{c, notice}})
+	return s.render(r.Context(), w, status, page{Name: "credential", Title: c.Name, Who: who, Here: "settings", Body: credentialPage{c, c.Fields(), notice}})
 }
 
 // change handles the forms on a secret's page.

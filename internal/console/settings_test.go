@@ -166,8 +166,14 @@ func TestSecretPages(t *testing.T) {
 	if got := f.submit(path, url.Values{"do": {"settings"}, "hosts": {"api.github.com"}, "approval": {"always"}, "env": {"TOKEN"}}); got.status != http.StatusSeeOther {
 		t.Errorf("settings: %d", got.status)
 	}
+	if got := f.submit(path, url.Values{"do": {"settings"}, "hosts": {"api.github.com"}, "approval": {"always"}, "headers": {"x-key"}, "places": {"form:client_secret POST evil.example/token"}}); got.status != http.StatusBadRequest || !strings.Contains(got.body, "evil.example is not a host of the secret") {
+		t.Errorf("a place at another host: %d", got.status)
+	}
+	if got := f.submit(path, url.Values{"do": {"settings"}, "hosts": {"api.github.com"}, "approval": {"always"}, "env": {"TOKEN"}, "headers": {"x-key, Authorization"}, "places": {"form:client_secret POST api.github.com/token\r\n\r\n"}}); got.status != http.StatusSeeOther {
+		t.Errorf("a place: %d", got.status)
+	}
 	page := f.get(path).body
-	contains(t, "page", page, "version 2", "each request", "TOKEN", ">Delete secret<")
+	contains(t, "page", page, "version 2", "<code>X-Key</code>", "POST api.github.com/token", "<code>form:client_secret</code>", "each request", "TOKEN", ">Delete secret<")
 	if strings.Contains(page+list, value) {
 		t.Error("a page has the value")
 	}
@@ -177,7 +183,7 @@ func TestSecretPages(t *testing.T) {
 	if got := f.submit(path, url.Values{"do": {"delete"}}); got.status != http.StatusSeeOther || f.get(path).status != http.StatusNotFound {
 		t.Errorf("delete: %d", got.status)
 	}
-	if got, _ := f.verbs("secret."); strings.Join(got, " ") != "secret.create secret.rotate secret.update secret.delete" {
+	if got, _ := f.verbs("secret."); strings.Join(got, " ") != "secret.create secret.rotate secret.update secret.open secret.update secret.delete" {
 		t.Errorf("record: %v", got)
 	}
 }
