@@ -265,11 +265,11 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		find = d.e2b.Template
 	}
 	if len(d.conf.OAuthIssuers) == 0 {
-		d.oauth = oauth.New(d.log, d.db, d.post, oauth.Config{URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS})
+		d.oauth = oauth.New(d.log, d.db, d.post, oauth.Config{Site: newSite(d.conf, lis)})
 	}
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet, mcpserver.Config{
 		Template: find, Ceiling: d.conf.ceiling(), Domains: d.doms,
-		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), URL: d.conf.PublicURL, HTTPS: d.conf.HTTPS, Issuers: d.conf.OAuthIssuers, OAuth: d.oauth != nil, Permits: d.permits, Denials: d.denials, Runs: d.runs, Artifacts: d.exports,
+		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Site: newSite(d.conf, lis), Issuers: d.conf.OAuthIssuers, OAuth: d.oauth != nil, Permits: d.permits, Denials: d.denials, Runs: d.runs, Artifacts: d.exports,
 	})
 	if d.notify, err = d.newNotifier(lis, client); err != nil {
 		return err

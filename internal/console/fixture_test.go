@@ -43,6 +43,7 @@ import (
 	"postern/internal/sandbox"
 	"postern/internal/sandbox/sandboxtest"
 	"postern/internal/secret"
+	"postern/internal/site"
 	"postern/internal/store"
 	"postern/internal/storetest"
 	"postern/internal/webhook"
@@ -303,7 +304,7 @@ func setupOn(t testing.TB, l net.Listener, db *store.DB) *fixture {
 	if f.casts, err = inside.NewCasts(log, t.TempDir(), []byte("0123456789abcdef0123456789abcdef")); err != nil {
 		t.Fatal(err)
 	}
-	f.oauth = oauth.New(log, f.db, f.post, oauth.Config{})
+	f.oauth = oauth.New(log, f.db, f.post, oauth.Config{Site: site.Site{Hosts: []string{"127.0.0.1", "example.com", "localhost", "postern.test", "console.test"}}})
 	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Casts: f.casts, Mailboxes: f.mailboxes, Data: f.data(), Commands: f.commands, Builds: f.builds, Notify: f.notify})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: time.Minute}}

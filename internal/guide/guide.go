@@ -20,6 +20,8 @@ import (
 	"sync"
 	"text/template"
 	"time"
+
+	"postern/internal/site"
 )
 
 //go:embed templates
@@ -27,19 +29,13 @@ var files embed.FS
 
 // Config is what the documents tell.
 type Config struct {
-	// Base is the URL at which this server is reached, without a slash at its end;
-	// required.
-	Base string
-	// Hosts are further host names, with ports, at which it is reached: who asks there is
-	// given URLs there. Nil: there are none, as where Base is a public URL.
-	Hosts      []string
-	HTTPS      bool     // it is reached at Hosts through a proxy that does TLS
-	MailDomain string   // of the inboxes; required
-	Signup     bool     // anybody may make an account
-	OAuth      bool     // programs connect themselves by OAuth 2.1 here
-	Issuers    []string // URLs of other authorization servers that give out keys; may be empty
-	Sandboxes  bool     // this server runs sandboxes
-	Tools      []Tool   // of an inbox's key over the Model Context Protocol
+	Site       site.Site // where this server is reached; it has a Base
+	MailDomain string    // of the inboxes; required
+	Signup     bool      // anybody may make an account
+	OAuth      bool      // programs connect themselves by OAuth 2.1 here
+	Issuers    []string  // URLs of other authorization servers that give out keys; may be empty
+	Sandboxes  bool      // this server runs sandboxes
+	Tools      []Tool    // of an inbox's key over the Model Context Protocol
 }
 
 // A Tool is one of those that are offered.
@@ -97,7 +93,7 @@ func Handler(c Config) http.Handler {
 	mux := http.NewServeMux()
 	for _, d := range documents {
 		mux.HandleFunc("GET "+d.path, func(w http.ResponseWriter, r *http.Request) {
-			b, err := d.text(view{c, c.base(r)})
+			b, err := d.text(view{c, c.Site.URL(r)})
 			if err != nil { // unreachable: our own templates and types
 				http.Error(w, "internal error", http.StatusInternalServerError)
 				return
@@ -116,19 +112,6 @@ func Handler(c Config) http.Handler {
 		})
 	}
 	return mux
-}
-
-// base returns the URL of this server for r: that of the host that r names if it is one
-// of ours, and the configured one otherwise.
-func (c Config) base(r *http.Request) string {
-	if !slices.ContainsFunc(c.Hosts, func(h string) bool { return strings.EqualFold(h, r.Host) }) {
-		return c.Base
-	}
-	scheme := "http"
-	if r.TLS != nil || c.HTTPS {
-		scheme = "https"
-	}
-	return scheme + "://" + strings.ToLower(r.Host)
 }
 
 // pages are parsed when the first one is asked for, to keep the program's start fast.

@@ -10,11 +10,12 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"postern/internal/guide"
+	"postern/internal/site"
 )
 
 var conf = guide.Config{
-	Base: "https://mail.example", MailDomain: "agents.example", OAuth: true, Sandboxes: true,
-	Hosts: []string{"10.0.0.7:3000"}, Tools: []guide.Tool{{Name: "email_send", Title: "Send an email"}},
+	Site: site.Site{Base: "https://mail.example", Hosts: []string{"10.0.0.7:3000"}}, MailDomain: "agents.example", OAuth: true, Sandboxes: true,
+	Tools: []guide.Tool{{Name: "email_send", Title: "Send an email"}},
 }
 
 func get(t *testing.T, c guide.Config, method, path, host string, header ...string) *httptest.ResponseRecorder {
@@ -50,14 +51,14 @@ func TestDocuments(t *testing.T) {
 		all += w.Body.String()
 	}
 	for _, path := range guide.Paths() {
-		if !strings.Contains(all, conf.Base+path) {
+		if !strings.Contains(all, conf.Site.Base+path) {
 			t.Errorf("no document leads to %s", path)
 		}
 	}
 	skill := get(t, conf, "GET", "/skill.md", "").Body.String()
 	front, body, ok := strings.Cut(strings.TrimPrefix(skill, "---\n"), "\n---\n\n# ")
 	var about struct{ Name, Description string }
-	if err := yaml.Unmarshal([]byte(front), &about); err != nil || !ok || body == "" || about.Name != "postern-inbox" || !strings.Contains(about.Description, conf.Base) || len(about.Description) > 1024 {
+	if err := yaml.Unmarshal([]byte(front), &about); err != nil || !ok || body == "" || about.Name != "postern-inbox" || !strings.Contains(about.Description, conf.Site.Base) || len(about.Description) > 1024 {
 		t.Errorf("front matter: %v, %+v: %.400s", err, about, skill)
 	}
 	if full := get(t, conf, "GET", "/llms-full.txt", "").Body.String(); !strings.Contains(full, "`email_send`: Send an email") {
@@ -74,12 +75,12 @@ func TestHostile(t *testing.T) {
 			if strings.Contains(w.Body.String(), "evil") || strings.Contains(w.Body.String(), "script>") || strings.Contains(w.Body.String(), ":3001") {
 				t.Errorf("%s for %q: %s", path, host, w.Body)
 			}
-			if !strings.Contains(w.Body.String(), conf.Base) {
+			if !strings.Contains(w.Body.String(), conf.Site.Base) {
 				t.Errorf("%s for %q does not name the server", path, host)
 			}
 		}
 	}
-	if w := get(t, conf, "GET", "/llms.txt", "10.0.0.7:3000"); !strings.Contains(w.Body.String(), "http://10.0.0.7:3000/v1/connect") || strings.Contains(w.Body.String(), conf.Base) {
+	if w := get(t, conf, "GET", "/llms.txt", "10.0.0.7:3000"); !strings.Contains(w.Body.String(), "http://10.0.0.7:3000/v1/connect") || strings.Contains(w.Body.String(), conf.Site.Base) {
 		t.Errorf("a host of ours: %s", w.Body)
 	}
 }
@@ -131,7 +132,7 @@ func TestDiscovery(t *testing.T) {
 			Headers   []struct{ Name string }
 		}
 	}
-	w = get(t, conf, "GET", strings.TrimPrefix(e.URL, conf.Base), "")
+	w = get(t, conf, "GET", strings.TrimPrefix(e.URL, conf.Site.Base), "")
 	if err := json.Unmarshal(w.Body.Bytes(), &card); err != nil || w.Header().Get("Content-Type") != e.Type {
 		t.Fatal(err, w.Header())
 	}
@@ -141,7 +142,7 @@ func TestDiscovery(t *testing.T) {
 }
 
 func TestPrompt(t *testing.T) {
-	got := guide.Prompt(conf.Base, "pcc_X")
+	got := guide.Prompt(conf.Site.Base, "pcc_X")
 	if !strings.Contains(got, "https://mail.example/llms.txt") || !strings.Contains(got, "pcc_X") || strings.Contains(got, "\n") {
 		t.Error(got)
 	}

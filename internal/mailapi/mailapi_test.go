@@ -38,6 +38,7 @@ import (
 	"postern/internal/rulebook"
 	"postern/internal/run"
 	"postern/internal/secret"
+	"postern/internal/site"
 	"postern/internal/store"
 	"postern/internal/storetest"
 	"postern/internal/tracing"
@@ -187,7 +188,7 @@ func setup(t *testing.T, db *store.DB, rules oversighttest.Rules) *fixture {
 		t.Fatal(err)
 	}
 	f.gate.Handle(policy.KindRun, f.runs)
-	f.oauth = oauth.New(log, db, f.post, oauth.Config{})
+	f.oauth = oauth.New(log, db, f.post, oauth.Config{Site: site.Site{Hosts: []string{"127.0.0.1", "example.com", "localhost", "postern.test", "console.test"}}})
 	srv := New(log, db, f.gate, f.post, Config{Runs: f.runs, Domains: f.domains, Webhooks: f.hooks, People: f.people, Record: f.record, Book: book, Secrets: secrets, Connections: connections, Permits: f.permits, Traces: f.traces, Commands: f.commands, OAuth: f.oauth, Gmail: f.signInsAtGoogle(t, log, secrets)})
 	f.srv = srv
 	// An HTTP server does not wait for its WebSockets. They must end before the database and

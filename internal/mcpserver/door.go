@@ -21,6 +21,7 @@ import (
 	"postern/internal/policy"
 	"postern/internal/run"
 	"postern/internal/seal"
+	"postern/internal/site"
 )
 
 // Config says how the tools are reached from outside.
@@ -28,11 +29,8 @@ type Config struct {
 	// Hosts are the names, some with ports, under which browsers reach this
 	// server. The names of this machine itself always are.
 	Hosts []string
-	// URL is where everybody reaches this server, "https://api.example.com";
-	// empty means that a caller is told what it called.
-	URL string
-	// HTTPS says that callers reach it through a proxy that does TLS.
-	HTTPS bool
+	// Site says where everybody reaches this server.
+	Site site.Site
 	// Issuers are the URLs of the authorization servers (OAuth 2.1) that give
 	// out keys of inboxes as access tokens; empty means that keys are made here.
 	Issuers []string
@@ -148,16 +146,7 @@ func remote(r *http.Request) string {
 }
 
 // base returns the URL of this server, as the caller of r knows it.
-func (s *Server) base(r *http.Request) string {
-	if s.conf.URL != "" {
-		return strings.TrimSuffix(s.conf.URL, "/")
-	}
-	scheme := "http"
-	if r.TLS != nil || s.conf.HTTPS {
-		scheme = "https"
-	}
-	return (&url.URL{Scheme: scheme, Host: r.Host}).String()
-}
+func (s *Server) base(r *http.Request) string { return s.conf.Site.URL(r) }
 
 // Metadata serves the document that tells clients how to come by a key (RFC
 // 9728). It holds nothing secret, and pages anywhere may read it.

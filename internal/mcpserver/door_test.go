@@ -15,6 +15,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/site"
 	"postern/internal/store"
 	"postern/internal/storetest"
 )
@@ -94,9 +95,10 @@ func TestMetadata(t *testing.T) {
 		want    string // the resource
 		issuers int
 	}{
-		{"as it was called", Config{}, "http://api.example.com/mcp", 0},
-		{"by its URL", Config{URL: "https://mail.example.com/", Issuers: []string{"https://login.example.com"}}, "https://mail.example.com/mcp", 1},
-		{"behind a proxy", Config{HTTPS: true}, "https://api.example.com/mcp", 0},
+		{"as it was called", Config{Site: site.Site{Base: "http://localhost:3000", Hosts: []string{"api.example.com"}}}, "http://api.example.com/mcp", 0},
+		{"by its URL", Config{Site: site.Site{Base: "https://mail.example.com/"}, Issuers: []string{"https://login.example.com"}}, "https://mail.example.com/mcp", 1},
+		{"behind a proxy", Config{Site: site.Site{Hosts: []string{"api.example.com"}, HTTPS: true}}, "https://api.example.com/mcp", 0},
+		{"by a forged name", Config{Site: site.Site{Base: "http://localhost:3000", Hosts: []string{"10.0.0.7:3000"}}, OAuth: true}, "http://localhost:3000/mcp", 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f.srv.conf = tt.conf
@@ -133,7 +135,7 @@ func TestMetadata(t *testing.T) {
 		t.Errorf("POST: %d, want 405", w.Code)
 	}
 	// The attack: a Host that breaks out of the header's quotes.
-	f.srv.conf = Config{}
+	f.srv.conf = Config{Site: site.Site{Base: "http://localhost:3000"}}
 	w = post(t, f.srv.Handler(), "", listTools, func(r *http.Request) { r.Host = `x", error="` })
 	if c := w.Header().Get("WWW-Authenticate"); strings.Count(c, `"`)%2 != 0 || strings.Contains(c, "error=") {
 		t.Errorf("challenge = %s", c)

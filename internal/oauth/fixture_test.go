@@ -21,6 +21,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
 	"postern/internal/seal"
+	"postern/internal/site"
 	"postern/internal/store"
 )
 
@@ -57,7 +58,7 @@ func setup(t *testing.T, db *store.DB) *fixture {
 		t.Fatal(err)
 	}
 	f.post = mailbox.New(log, db, oversight.NewGate(log, db, oversighttest.Rules(nil)), mailbox.Config{Blobs: blobs, Transport: nowhere{}, Domain: "agents.test"})
-	f.srv = New(log, db, f.post, Config{})
+	f.srv = New(log, db, f.post, Config{Site: site.Site{Base: "http://localhost:3000", Hosts: []string{"postern.test"}}})
 	for name, who := range map[string]*auth.Principal{"ann": &f.ann, "eve": &f.eve} {
 		*who = auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: name}
 		err := db.Update(ctx, func(tx *store.Tx) (err error) {

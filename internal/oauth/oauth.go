@@ -22,13 +22,12 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
-	"net/url"
-	"strings"
 	"time"
 
 	"postern/internal/auth"
 	"postern/internal/mailbox"
 	"postern/internal/seal"
+	"postern/internal/site"
 	"postern/internal/store"
 )
 
@@ -53,11 +52,8 @@ var Scopes = []seal.Scope{seal.Read, seal.Draft, seal.Send}
 
 // Config is what the operator sets.
 type Config struct {
-	// URL is where everybody reaches this server, "https://api.example.com"; empty means
-	// that a caller is told what it called.
-	URL string
-	// HTTPS says that callers reach it through a proxy that does TLS.
-	HTTPS bool
+	// Site says where this server is reached.
+	Site site.Site
 }
 
 // Server registers programs, takes the answers of people, and issues tokens. It is safe
@@ -77,16 +73,7 @@ func New(log *slog.Logger, db *store.DB, post *mailbox.PostOffice, conf Config) 
 
 // Base returns the URL of this server as the caller of r knows it, without a slash at its
 // end. It is the issuer of all tokens.
-func (s *Server) Base(r *http.Request) string {
-	if s.conf.URL != "" {
-		return strings.TrimSuffix(s.conf.URL, "/")
-	}
-	scheme := "http"
-	if r.TLS != nil || s.conf.HTTPS {
-		scheme = "https"
-	}
-	return (&url.URL{Scheme: scheme, Host: r.Host}).String()
-}
+func (s *Server) Base(r *http.Request) string { return s.conf.Site.URL(r) }
 
 // Run removes what has ended, once an hour, until ctx is done.
 func (s *Server) Run(ctx context.Context) error {
