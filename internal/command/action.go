@@ -129,9 +129,10 @@ func quote(word []byte) string {
 	return b.String()
 }
 
-// hidden reports whether r is invisible, or changes where the text after it is shown.
+// hidden reports whether r is invisible, or changes where the text after it is shown, also
+// in emoji: a command has no need of them.
 func hidden(r rune) bool {
-	return unicode.Is(unicode.C, r) || unicode.Is(unicode.Zl, r) || unicode.Is(unicode.Zp, r) || r != ' ' && unicode.Is(unicode.Zs, r) || extract.Unseen(r)
+	return extract.Hidden(0, r) || extract.OddSpace(r)
 }
 
 // brief returns a short description of a start, with hostile characters escaped.

@@ -14,6 +14,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"postern/internal/extract"
 	"postern/internal/policy"
 )
 
@@ -239,15 +240,15 @@ func (r *reader) text(n *yaml.Node, field string) (string, bool) {
 	}
 	// Escapes can produce characters that no editor shows. The attack: bidirectional
 	// controls make a reviewer read the text in another order than the kernel does.
-	if i := strings.IndexFunc(n.Value, invisible); i >= 0 {
-		r.wrong(n, field, "has the invisible character U+%04X; remove it", []rune(n.Value[i:])[0])
-		return "", false
+	before := rune(0)
+	for _, c := range n.Value {
+		if c != '\n' && c != '\t' && (extract.Hidden(before, c) || unicode.Is(unicode.Cf, c)) {
+			r.wrong(n, field, "has the invisible character U+%04X; remove it", c)
+			return "", false
+		}
+		before = c
 	}
 	return n.Value, true
-}
-
-func invisible(c rune) bool {
-	return c != '\n' && c != '\t' && unicode.In(c, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Co)
 }
 
 func (r *reader) scalar(n *yaml.Node, v reflect.Value, field string) {

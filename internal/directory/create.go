@@ -11,6 +11,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/domain"
+	"postern/internal/extract"
 	"postern/internal/policy"
 	"postern/internal/store"
 )
@@ -98,6 +99,8 @@ func (b *Inbox) Check() error {
 	switch {
 	case !utf8.ValidString(b.DisplayName) || utf8.RuneCountInString(b.DisplayName) > 100 || strings.ContainsFunc(b.DisplayName, func(r rune) bool { return !unicode.IsPrint(r) }):
 		return fmt.Errorf("%w: display_name: must be at most 100 printable characters", ErrInvalid)
+	case extract.CheckName(b.DisplayName) != nil:
+		return fmt.Errorf("%w: display_name: %w", ErrInvalid, extract.CheckName(b.DisplayName))
 	case strings.ContainsAny(b.DisplayName, "@<>\""):
 		// The attack: a name that reads like the address of somebody else.
 		return fmt.Errorf("%w: display_name: must not contain @ < > or quotation marks", ErrInvalid)

@@ -1,6 +1,8 @@
 package extract
 
 import (
+	"errors"
+	"fmt"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -27,6 +29,104 @@ func Unseen(r rune) bool {
 		return true
 	}
 	return false
+}
+
+// Hidden says whether a person does not see r where it follows the rune before, or is
+// shown the text around it in another way: controls, marks of direction, characters
+// without width, fillers, tags, line separators, private ones. Every program that shows
+// text of others asks it.
+//
+// Joiners and selectors of variants, which are a part of names and emoji, are hidden
+// where they cannot be one. The attack: rows of them that say something to a program.
+func Hidden(before, r rune) bool {
+	switch {
+	case r >= ' ' && r < 0x7f:
+		return false
+	case r == 0x200c || r == 0x200d: // in letters of scripts that join, and in emoji
+		return before != 0xfe0f && !unicode.IsSymbol(before) && (before < 0x600 || !unicode.IsLetter(before) && !unicode.IsMark(before) || Hidden(0, before))
+	case r == 0xfe0e || r == 0xfe0f: // ❤️, 1️⃣, ‼️, ℹ️
+		return !unicode.IsSymbol(before) && !unicode.IsDigit(before) && before != '#' && before != '*' && (before < 0x2000 || !unicode.IsPunct(before) && !unicode.IsLetter(before))
+	case r >= 0x180b && r <= 0x180d || r == 0x180f:
+		return !unicode.Is(unicode.Mongolian, before) || !unicode.IsLetter(before)
+	case r >= 0xfe00 && r <= 0xfe0d, r >= 0xfff0 && r <= 0xfffb, r&0xfffe == 0xfffe: // selectors, unassigned ones without width, noncharacters
+		return true
+	case r == 0x2800, r == 0x1d159, r == 0x16fe4, r == 0x2028, r == 0x2029: // blank patterns; line and paragraph separators
+		return true
+	}
+	return Unseen(r) || unicode.In(r, unicode.Cc, unicode.Co, unicode.Cs) || unicode.Is(unicode.Cf, r) && !unicode.Is(unicode.Prepended_Concatenation_Mark, r)
+}
+
+// OddSpace says whether r looks like a space and is another character.
+func OddSpace(r rune) bool { return r >= utf8.RuneSelf && unicode.Is(unicode.Zs, r) }
+
+// Escape returns s with characters that are [Hidden] or an [OddSpace] as \u{X}, and bytes
+// that are no UTF-8 as \xXX, for terminals and for people who decide. Line feeds and
+// tabs stay. Spaces that look as they are, such as that of Han texts, are escaped too: in
+// a path or a command they are not what they seem.
+func Escape(s string) string {
+	if printableASCII(s) {
+		return s
+	}
+	var b strings.Builder
+	before := rune(0)
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == utf8.RuneError && n == 1:
+			fmt.Fprintf(&b, `\x%02x`, s[i])
+		case r == '\n' || r == '\t':
+			b.WriteRune(r)
+		case Hidden(before, r) || OddSpace(r):
+			fmt.Fprintf(&b, `\u{%x}`, r)
+			r = 0 // nothing joins it
+		default:
+			b.WriteString(s[i : i+n])
+		}
+		before, i = r, i+n
+	}
+	return b.String()
+}
+
+// CheckName returns an error if s is no name that a person can tell apart from others:
+// it is not UTF-8, has characters that nobody sees or that look like a space, or mixes
+// Latin letters in a word with such as look like them. The attack: "Pоstern", whose о is
+// Cyrillic.
+func CheckName(s string) error {
+	if !utf8.ValidString(s) {
+		return errors.New("is not UTF-8")
+	}
+	var before rune
+	var word [2]string // scripts of the word so far
+	for _, r := range s {
+		if Hidden(before, r) || OddSpace(r) {
+			return fmt.Errorf("has the character U+%04X, which nobody sees as it is", r)
+		}
+		before = r
+		if !Letter(r) {
+			word = [2]string{}
+			continue
+		}
+		switch {
+		case unicode.Is(unicode.Latin, r):
+			word[0] = "Latin"
+		case unicode.In(r, unicode.Cyrillic, unicode.Greek, unicode.Armenian, unicode.Cherokee, unicode.Coptic, unicode.Lisu, unicode.Deseret):
+			word[1] = fmt.Sprintf("%c (U+%04X)", r, r)
+		}
+		if word[0] != "" && word[1] != "" {
+			return fmt.Errorf("mixes Latin letters with %s in a word, which looks like another name", word[1])
+		}
+	}
+	return nil
+}
+
+// printableASCII says whether s is printable ASCII with line feeds and tabs.
+func printableASCII(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; (c < ' ' || c >= 0x7f) && c != '\n' && c != '\t' {
+			return false
+		}
+	}
+	return true
 }
 
 // Visible returns s with invisible characters replaced by U+FFFD. The attack: tag

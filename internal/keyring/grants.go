@@ -14,6 +14,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/extract"
 	"postern/internal/seal"
 	"postern/internal/store"
 )
@@ -144,6 +145,8 @@ func (n *NewKey) check() error {
 	switch {
 	case !utf8.ValidString(n.Name) || utf8.RuneCountInString(n.Name) > 100 || strings.ContainsFunc(n.Name, func(r rune) bool { return !unicode.IsPrint(r) }):
 		return fmt.Errorf("%w: name: must be at most 100 printable characters", directory.ErrInvalid)
+	case extract.CheckName(n.Name) != nil:
+		return fmt.Errorf("%w: name: %w", directory.ErrInvalid, extract.CheckName(n.Name))
 	case !n.Scope.Valid():
 		return fmt.Errorf("%w: scope: must be some of %v, separated by spaces", directory.ErrInvalid, seal.Scopes)
 	case !n.Expires.IsZero() && !n.Expires.After(time.Now()):

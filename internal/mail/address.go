@@ -6,6 +6,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"postern/internal/extract"
 )
 
 // An Address is a mailbox with the name shown for it.
@@ -164,46 +166,12 @@ func checkLine(field, s string) error {
 func controls(s string) string {
 	var before rune
 	for _, r := range s {
-		if r != '\t' && hiddenAfter(before, r) {
+		if r != '\t' && extract.Hidden(before, r) {
 			return fmt.Sprintf("U+%04X", r)
 		}
 		before = r
 	}
 	return ""
-}
-
-// hiddenAfter says whether r is hidden where it follows the rune before. The attack:
-// joiners and selectors of variants, which are a part of names and emoji, in rows
-// that say something to a program.
-func hiddenAfter(before, r rune) bool {
-	switch {
-	case r == 0x200c || r == 0x200d: // in letters of scripts that join, and in emoji
-		return before != 0xfe0f && !unicode.IsSymbol(before) && (before < 0x600 || !unicode.IsLetter(before) && !unicode.IsMark(before) || hiddenAfter(0, before))
-	case r == 0xfe0e || r == 0xfe0f: // ❤️, 1️⃣, ‼️, ℹ️
-		return !unicode.IsSymbol(before) && !unicode.IsDigit(before) && before != '#' && before != '*' && (before < 0x2000 || !unicode.IsPunct(before) && !unicode.IsLetter(before))
-	case r >= 0x180b && r <= 0x180d || r == 0x180f:
-		return !unicode.Is(unicode.Mongolian, before) || !unicode.IsLetter(before)
-	}
-	return hidden(r)
-}
-
-// hidden says whether r changes how a line or a terminal shows the text around
-// it while it is itself unseen.
-func hidden(r rune) bool {
-	switch {
-	case r < ' ' || r >= 0x7f && r <= 0x9f: // C0, DEL, C1: terminal escapes
-	case r == 0x061c || r == 0x200e || r == 0x200f || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069: // bidi
-	case r == 0x2028 || r == 0x2029: // line and paragraph separators
-	case r == 0x200b || r == 0x2060 || r == 0xfeff || r == 0xad: // zero width; the joiners 200c and 200d are in names and emoji
-	case r >= 0xe0000 && r <= 0xe007f: // tags: text to a model, nothing to a person
-	case r == 0x200c || r == 0x200d:
-		return false
-	case r == 0x34f || r == 0x115f || r == 0x1160 || r == 0x17b4 || r == 0x17b5 || r == 0x3164 || r == 0xffa0: // fillers: letters and marks that take no ink
-	case r >= 0xfe00 && r <= 0xfe0d || r >= 0xe0100 && r <= 0xe01ef: // selectors of variants: any octet, as one of them
-	default: // what else formats is unseen too, but for the signs that stand under digits
-		return unicode.Is(unicode.Cf, r) && !unicode.Is(unicode.Prepended_Concatenation_Mark, r)
-	}
-	return true
 }
 
 // quote returns s for an error message: short, printable, in quotes.

@@ -11,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/net/html/charset"
+
+	"postern/internal/extract"
 )
 
 // A Field is one header field of a message that was read.
@@ -191,10 +193,11 @@ func visible(s string, multiline bool) string {
 	var before rune
 	for _, r := range strings.ToValidUTF8(s, "\ufffd") {
 		switch {
-		case r == '\t' || r == '\n' && multiline, !hiddenAfter(before, r):
+		case r == '\t' || r == '\n' && multiline, !extract.Hidden(before, r):
 			b.WriteRune(r)
 		default:
 			fmt.Fprintf(&b, "\\u{%x}", r)
+			r = 0 // nothing joins it
 		}
 		before = r
 	}

@@ -14,6 +14,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/net/html/charset"
+
+	"postern/internal/extract"
 )
 
 const (
@@ -406,7 +408,7 @@ func fileTitle(name string) string {
 	safe = strings.Map(func(r rune) rune {
 		last := before
 		before = r
-		if hiddenAfter(last, r) || r == utf8.RuneError || r == ':' {
+		if extract.Hidden(last, r) || r == utf8.RuneError || r == ':' {
 			return -1
 		}
 		return r

@@ -16,6 +16,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/directory"
+	"postern/internal/extract"
 	"postern/internal/keyring"
 	"postern/internal/mail"
 	"postern/internal/seal"
@@ -56,6 +57,9 @@ type SavedContact struct {
 func checkLine(field, s string, most int) error {
 	if s == "" || !utf8.ValidString(s) || utf8.RuneCountInString(s) > most || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return fmt.Errorf("%w: %s: must be 1 to %d printable characters", directory.ErrInvalid, field, most)
+	}
+	if err := extract.CheckName(s); err != nil {
+		return fmt.Errorf("%w: %s: %w", directory.ErrInvalid, field, err)
 	}
 	return nil
 }

@@ -17,6 +17,8 @@ import (
 	"golang.org/x/text/unicode/norm"
 
 	"postern/internal/auth"
+	"postern/internal/extract"
+	"postern/internal/scan"
 	"postern/internal/store"
 )
 
@@ -116,6 +118,9 @@ func checkName(name, otherwise string) (string, error) {
 	if !utf8.ValidString(name) || utf8.RuneCountInString(name) > maxClientName || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return "", fmt.Errorf("client_name: must be at most %d printable characters", maxClientName)
 	}
+	if err := extract.CheckName(name); err != nil {
+		return "", fmt.Errorf("client_name: %w", err)
+	}
 	// The attack: a program that calls itself as this server, and asks people for keys.
 	letters := strings.Map(func(r rune) rune {
 		if unicode.IsLetter(r) {
@@ -123,7 +128,7 @@ func checkName(name, otherwise string) (string, error) {
 		}
 		return -1
 	}, norm.NFKC.String(name))
-	if strings.Contains(letters, "postern") {
+	if strings.Contains(letters, "postern") || strings.Contains(strings.ReplaceAll(scan.Plain(letters), " ", ""), "postern") {
 		return "", errors.New("client_name: may not contain Postern, which is the name of the server")
 	}
 	return name, nil

@@ -294,7 +294,7 @@ func TestRequests(t *testing.T) {
 func TestRegistrations(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)
-		for _, name := range []string{"Postern", "P o s t e r n", "postern support", "Ｐｏｓｔｅｒｎ", "a\u202eb", "a\nb", strings.Repeat("a", 61)} {
+		for _, name := range []string{"Postern", "P o s t e r n", "postern support", "Ｐｏｓｔｅｒｎ", "a\u202eb", "a\nb", "Pоstern", "Роѕтern", "Ρostern", "Post\u00adern", "a\ufe0fb", "a\u3164b", "a\u00a0b", "Pаypal", strings.Repeat("a", 61)} {
 			if _, err := f.srv.Register(t.Context(), "192.0.2.1", name, []string{back}); err == nil {
 				t.Errorf("the name %q is taken", name)
 			}

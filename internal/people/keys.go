@@ -10,6 +10,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/extract"
 	"postern/internal/store"
 )
 
@@ -38,6 +39,9 @@ func (p *People) NewKey(ctx context.Context, who auth.Principal, name string) (i
 	name = strings.TrimSpace(name)
 	if name == "" || utf8.RuneCountInString(name) > 100 || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
 		return "", "", fmt.Errorf("name: must be 1 to 100 characters: %w", auth.ErrInvalid)
+	}
+	if err := extract.CheckName(name); err != nil {
+		return "", "", fmt.Errorf("name: %w: %w", err, auth.ErrInvalid)
 	}
 	err = p.db.Update(ctx, func(tx *store.Tx) error {
 		if id, key, err = auth.NewKeyOf(ctx, tx, who.Project, name, who.String()); err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/net/publicsuffix"
 
+	"postern/internal/extract"
 	"postern/internal/policy"
 )
 
@@ -178,7 +179,7 @@ func (p Proposal) Normal() (Proposal, error) {
 // hidden reports whether a person would not see r as it is. The attack: a reason
 // that reads differently in a terminal, or whose order marks turn around.
 func hidden(r rune) bool {
-	return r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Cf, r))
+	return r != '\n' && r != '\t' && extract.Hidden(0, r)
 }
 
 // methods returns the HTTP methods of proposals. CONNECT would be a tunnel.

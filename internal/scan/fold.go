@@ -41,6 +41,10 @@ func fold(s string) folding {
 	return f.folding
 }
 
+// Plain returns s as it looks: in lower case, without accents, with letters that look like
+// Latin ones turned into those.
+func Plain(s string) string { return fold(s).text }
+
 type folder struct {
 	folding
 	out    strings.Builder

@@ -47,6 +47,7 @@ import (
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/event"
+	"postern/internal/extract"
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/store"
@@ -236,6 +237,9 @@ func (h *Hooks) apply(w *Webhook, c Change) error {
 	if c.Name != nil {
 		if n := *c.Name; n == "" || len(n) > 200 || strings.ContainsFunc(n, unicode.IsControl) || !isText(n) {
 			return fmt.Errorf("%w: name: must be 1 to 200 bytes of text without control characters", ErrInvalid)
+		}
+		if err := extract.CheckName(*c.Name); err != nil {
+			return fmt.Errorf("%w: name: %w", ErrInvalid, err)
 		}
 		w.Name = *c.Name
 	}
