@@ -421,7 +421,7 @@ func (a *auditing) checkpoint(ctx context.Context, out *output) error {
 		if err != nil {
 			return err
 		}
-		_, err = out.Write(s.Note)
+		_, err = out.bytes().Write(s.Note)
 		return err
 	})
 }
@@ -456,7 +456,7 @@ func (a *auditing) prove(ctx context.Context, args []string, out *output) error 
 	if a.out != "" {
 		return os.WriteFile(a.out, b, 0o644) //nolint:gosec // a proof is for giving away
 	}
-	_, err = out.Write(b)
+	_, err = out.bytes().Write(b)
 	return err
 }
 

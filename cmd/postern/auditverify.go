@@ -363,7 +363,7 @@ func (a *auditing) export(ctx context.Context, out *output) (err error) {
 			newest = audit.Signed{} // there is none, or an old copy cannot have one
 		}
 	}
-	w := bufio.NewWriterSize(out, 64<<10)
+	w := bufio.NewWriterSize(out.bytes(), 64<<10)
 	count, tell := int64(0), progress(os.Stderr, "exported")
 	last, err := audit.Export(ctx, db, q, func(e audit.Entry, hash audit.Digest) error {
 		line, err := write(e, hash)

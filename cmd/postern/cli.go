@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"postern/internal/extract"
 )
 
 // A command describes one command. It is turned into cobra's only when the
@@ -79,10 +81,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 				err = fmt.Errorf("%w; %s shows those there are", err, b.CommandPath())
 			}
 		}
-		fmt.Fprintf(stderr, "%s: %s\n%s explains it.\n", name, strings.TrimPrefix(err.Error(), "usage: "), helpCommand(cmd))
+		fmt.Fprintf(stderr, "%s: %s\n%s explains it.\n", name, extract.Escape(strings.TrimPrefix(err.Error(), "usage: ")), helpCommand(cmd))
 		return 2
 	}
-	fmt.Fprintf(stderr, "%s: %v\n", name, err)
+	fmt.Fprintf(stderr, "%s: %s\n", name, extract.Escape(err.Error()))
 	if own := (*statusError)(nil); errors.As(err, &own) {
 		return own.status
 	}

@@ -151,7 +151,7 @@ func serveBridge(ctx context.Context, out *output, folder *os.Root, tools []stri
 	if err != nil {
 		return err
 	}
-	return b.Run(ctx, os.Stdin, openOutput{out})
+	return b.Run(ctx, os.Stdin, openOutput{out.Writer})
 }
 
 // openOutput is standard output, which the bridge ends with and does not close.

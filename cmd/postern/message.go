@@ -258,7 +258,7 @@ func printMessage(out *output, m api.FullMessage, all bool) error {
 	}
 	fmt.Fprintln(out, "\n--- what the sender wrote ---")
 	for l := range strings.SplitSeq(strings.TrimRight(strings.ReplaceAll(text, "\r\n", "\n"), "\n"), "\n") {
-		fmt.Fprintln(out, printable(l))
+		fmt.Fprintln(out, prose(l))
 	}
 	_, err := fmt.Fprintln(out, "--- end ---")
 	return err
@@ -310,6 +310,6 @@ func (l *local) download(ctx context.Context, path, file string, out *output) (e
 		}
 		return f.Close()
 	}
-	_, err = io.Copy(out, resp.Body)
+	_, err = io.Copy(out.bytes(), resp.Body)
 	return err
 }

@@ -178,12 +178,7 @@ func networkEntries(ctx context.Context, l *local, id string, after int64, limit
 // printNetwork prints an entry on one line. Its text is hostile.
 func printNetwork(out *output, e client.AuditEntry) error {
 	if out.json {
-		b, err := json.Marshal(e)
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(out, "%s\n", b)
-		return err
+		return out.line(e)
 	}
 	var d struct{ Proto, Name, Dst, Reason, Method, URL, Status, Count, Action string }
 	_ = json.Unmarshal(e.Detail, &d) // what is not there is empty

@@ -7,13 +7,18 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"postern/internal/extract"
 )
 
-// An output is where a command prints, and how.
+// An output is where a command prints, and how. What is written to it is text for people
+// and terminals: [output.Write] escapes what these may take amiss. The Writer is for bytes
+// that must stay as they are, see [output.bytes].
 type output struct {
 	io.Writer
 
@@ -45,23 +50,62 @@ func (o *output) facts(v any, text func() error) error {
 // object prints v as indented JSON. What agents and strangers wrote stays
 // escaped, so that a terminal does not obey it.
 func (o *output) object(v any) error {
-	var text, clean strings.Builder
+	var text strings.Builder
 	enc := json.NewEncoder(&text)
 	enc.SetEscapeHTML(false) // it is for programs and terminals
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(v); err != nil {
 		return err
 	}
-	for _, r := range text.String() {
-		// encoding/json escapes C0 controls and leaves DEL and C1 as they are.
-		if r >= 0x7f && r <= 0x9f {
-			fmt.Fprintf(&clean, `\u%04x`, r)
-			continue
-		}
-		clean.WriteRune(r)
-	}
-	_, err := io.WriteString(o, clean.String())
+	_, err := io.WriteString(o, visibleJSON(text.String()))
 	return err
+}
+
+// line prints v as JSON on one line.
+func (o *output) line(v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(o, visibleJSON(string(b))+"\n")
+	return err
+}
+
+// visibleJSON returns JSON with hidden characters in its texts as \uXXXX. It means the
+// same.
+func visibleJSON(text string) string {
+	var b strings.Builder
+	before := rune(0)
+	for _, r := range text {
+		if r != '\n' && (extract.Hidden(before, r) || extract.OddSpace(r)) {
+			for _, u := range utf16.Encode([]rune{r}) {
+				fmt.Fprintf(&b, `\u%04x`, u)
+			}
+			r = 0 // nothing joins it
+		} else {
+			b.WriteRune(r)
+		}
+		before = r
+	}
+	return b.String()
+}
+
+// Write prints text. The attack: what agents and strangers wrote has controls that a
+// terminal obeys, or characters that show it in another order or not at all.
+func (o *output) Write(p []byte) (int, error) {
+	if _, err := io.WriteString(o.Writer, extract.Escape(string(p))); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// bytes returns where bytes are written that are no text for people, such as a file. On a
+// terminal there is no such place.
+func (o *output) bytes() io.Writer {
+	if isTerminal(o) {
+		return o
+	}
+	return o.Writer
 }
 
 // rows prints a list: v, whose elements the rows describe, as JSON, or a table
@@ -83,11 +127,12 @@ const (
 func (o *output) table(rows [][]string) error {
 	var widths []int
 	for _, r := range rows {
-		for i, cell := range r {
+		for i := range r {
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+			r[i] = cell(r[i])
+			widths[i] = max(widths[i], utf8.RuneCountInString(r[i]))
 		}
 	}
 	if o.width > 0 && !o.wide {
@@ -214,15 +259,21 @@ func megabytes(n int64) string {
 	return fmt.Sprintf("%d MiB", n>>20)
 }
 
-// printable replaces the control characters of what others wrote: a terminal
-// obeys them.
+// printable escapes what a terminal obeys, or a reader does not see, in what others wrote.
+// It makes one line of it.
 func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r == '\t' || r >= ' ' && r != 0x7f && (r < 0x80 || r > 0x9f) {
-			return r
+	return strings.ReplaceAll(extract.Escape(s), "\n", `\u{a}`)
+}
+
+// prose is printable for the text of a mail, in which no-break spaces are frequent: they
+// become the spaces that they look like.
+func prose(s string) string {
+	return printable(strings.Map(func(r rune) rune {
+		if extract.OddSpace(r) {
+			return ' '
 		}
-		return '\uFFFD'
-	}, s)
+		return r
+	}, s))
 }
 
 // cell makes text that others wrote fit for a cell of a table.

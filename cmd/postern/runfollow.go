@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -137,12 +136,7 @@ func (f *follower) announce(ctx context.Context) error {
 // event shows an event. Its text may be hostile.
 func (f *follower) event(e api.RunEvent) error {
 	if f.t.events {
-		b, err := json.Marshal(e)
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(f.out, "%s\n", b)
-		return err
+		return f.out.line(e)
 	}
 	switch e.Kind {
 	case api.RunEventOutput:

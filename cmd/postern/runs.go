@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -329,11 +328,7 @@ func (t *runsTool) events(ctx context.Context, l *local, args []string, out *out
 // printRunEvent prints an event on one line. Its text may be hostile.
 func printRunEvent(out *output, e api.RunEvent) error {
 	if out.json {
-		b, err := json.Marshal(e)
-		if err == nil {
-			_, err = fmt.Fprintf(out, "%s\n", b)
-		}
-		return err
+		return out.line(e)
 	}
 	_, err := fmt.Fprintf(out, "%s  %-9s %s\n", e.At.Local().Format(time.DateTime), cell(e.Kind), runEventText(e))
 	return err

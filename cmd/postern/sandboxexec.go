@@ -94,7 +94,7 @@ func (s *sandboxTool) exec(ctx context.Context, l *local, args []string, out *ou
 	if err != nil {
 		return err
 	}
-	return d.run(ctx, &processpb.StartRequest{Process: config, Stdin: &s.stdin}, out, func(ctx context.Context, pid uint32) error {
+	return d.run(ctx, &processpb.StartRequest{Process: config, Stdin: &s.stdin}, out.Writer, func(ctx context.Context, pid uint32) error {
 		if !s.stdin {
 			return nil
 		}
@@ -227,7 +227,7 @@ func (s *sandboxTool) shell(ctx context.Context, l *local, args []string, out *o
 	}
 	defer restore()
 	stdin := true
-	return d.run(ctx, &processpb.StartRequest{Process: config, Pty: terminalSize(), Stdin: &stdin}, out, func(ctx context.Context, pid uint32) error {
+	return d.run(ctx, &processpb.StartRequest{Process: config, Pty: terminalSize(), Stdin: &stdin}, out.Writer, func(ctx context.Context, pid uint32) error {
 		which := &processpb.ProcessSelector{Selector: &processpb.ProcessSelector_Pid{Pid: pid}}
 		go d.followSize(ctx, which)
 		return d.feed(ctx, os.Stdin, func(b []byte) *processpb.SendInputRequest {
@@ -300,7 +300,7 @@ func (s *sandboxTool) copy(ctx context.Context, l *local, args []string, out *ou
 	if err != nil {
 		return err
 	}
-	return d.download(ctx, fromPath, args[1], s.force, out)
+	return d.download(ctx, fromPath, args[1], s.force, out.bytes())
 }
 
 // sandboxPath splits ID:PATH. An ID has the letter i and 20 letters and digits:

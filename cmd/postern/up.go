@@ -309,9 +309,14 @@ func newLogger(level string) (*slog.Logger, error) {
 		return nil, fmt.Errorf("%w: --log: %q: want debug, info, warn or error", errUsage, level)
 	}
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l}))
+	routeLibraries(logger)
+	return logger, nil
+}
+
+// routeLibraries has logger take what libraries print.
+func routeLibraries(logger *slog.Logger) {
 	log.SetFlags(0)                      //nolint:forbidigo // it is what is silenced
 	log.SetOutput(libraryOutput{logger}) //nolint:forbidigo // likewise
-	return logger, nil
 }
 
 // A libraryOutput takes what libraries print, each line without its details. The attack: a

@@ -20,7 +20,7 @@ func TestWhatLibrariesPrintHasNoValue(t *testing.T) {
 	out := &lockedBuffer{line: make(chan struct{}, 100)}
 	flags, was := log.Flags(), log.Writer()
 	t.Cleanup(func() { log.SetFlags(flags); log.SetOutput(was) })
-	log.SetOutput(libraryOutput{slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	routeLibraries(slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug})))
 
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"postern/internal/extract"
 	"postern/internal/leak"
 	"postern/internal/outgoing"
 	"postern/internal/oversight"
@@ -70,6 +71,9 @@ func (a *Admission) Show(act oversight.Action) (oversight.View, error) {
 	}
 	v.Text, v.Request = flat(q.Body), q
 	v.Notes, v.Partial = notes(r, s, b), b.partial
+	if n := len(p.hidden); n > 0 {
+		v.Notes = append(v.Notes, "it has characters that nobody sees or that look like a space, and they are shown as \\u{…}: "+strings.Join(p.hidden[:min(n, maxFindings)], ", ")+map[bool]string{true: fmt.Sprintf(" and %d more", n-maxFindings)}[n > maxFindings])
+	}
 	if p.masked {
 		v.Notes = append(v.Notes, "texts that look like secrets are masked in this view; if approved, the request leaves with them unmasked")
 		if v.Partial == "" {
@@ -172,6 +176,7 @@ func marker(r *outgoing.Request) (out []mark) {
 type parts struct {
 	marks  []mark
 	masked bool
+	hidden []string // the characters that were escaped, such as "U+00AD"
 }
 
 func (p *parts) split(s string) (out []oversight.Span) {
@@ -181,7 +186,8 @@ func (p *parts) split(s string) (out []oversight.Span) {
 		}
 		r := leak.Redact(t)
 		p.masked = p.masked || r != t
-		out = append(out, oversight.Span{Text: r})
+		p.note(r)
+		out = append(out, oversight.Span{Text: extract.Escape(r)})
 	}
 	for s != "" {
 		at, found := len(s), mark{}
@@ -198,6 +204,17 @@ func (p *parts) split(s string) (out []oversight.Span) {
 		s = s[at+len(found.text):]
 	}
 	return out
+}
+
+// note notes which characters of s are escaped.
+func (p *parts) note(s string) {
+	before := rune(0)
+	for _, r := range s {
+		if c := fmt.Sprintf("U+%04X", r); r != '\n' && r != '\t' && (extract.Hidden(before, r) || extract.OddSpace(r)) && !slices.Contains(p.hidden, c) {
+			p.hidden = append(p.hidden, c)
+		}
+		before = r
+	}
 }
 
 // flat returns spans as one text.
@@ -249,7 +266,7 @@ func render(r *outgoing.Request) body {
 	switch {
 	case out.how != "":
 	case readable(b):
-		out = body{how: "text", text: string(b)}
+		out = body{how: "text", text: strings.ReplaceAll(string(b), "\r\n", "\n")}
 	default:
 		return asHex(b)
 	}
