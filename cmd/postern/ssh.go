@@ -135,7 +135,7 @@ func (s *sshTool) client(ctx context.Context, id string, command []string, out *
 		args = append(args, "-L", f)
 	}
 	args = append(append(args, id+sshSuffix), command...)
-	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // the arguments are the user's own and pass no shell
+	cmd := exec.CommandContext(ctx, program, args...)                   //nolint:gosec // the arguments are the user's own and pass no shell
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, out.Writer, os.Stderr // a terminal stays one
 	if err := cmd.Run(); err != nil {
 		if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() > 0 {
