@@ -1,6 +1,7 @@
 package mailapi
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -9,7 +10,9 @@ import (
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/contract"
 	"postern/internal/oversight"
+	"postern/internal/permit"
 	"postern/internal/storetest"
 )
 
@@ -109,5 +112,28 @@ func TestCodeInASandboxProposesAndWaits(t *testing.T) {
 	}
 	if got := do("other box", "GET", "/permits", ""); strings.Contains(got.body, `"prm_`) {
 		t.Errorf("another sandbox reads %s", got.body)
+	}
+}
+
+// TestBoundSandboxesAreRefusedWhatTheirContractLacks: the answer is 403 with the contract's
+// name, and nobody is asked.
+func TestBoundSandboxesAreRefusedWhatTheirContractLacks(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	c, err := contract.Parse([]byte("version: 1\nname: closed\ncommands: {allow: [{run: ls}]}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bounds := contract.NewBounds(f.srv.log, func(context.Context, string, string) (*contract.Contract, error) { return c, nil })
+	f.srv.conf.Permits = permit.New(f.srv.log, f.db, f.gate, permit.Config{Bounds: bounds})
+	box := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.person.Project, Contract: "closed@" + c.Digest()}
+	for _, body := range []string{`{"hosts":["api.example.com"]}`, `{"hosts":["api.example.com"],"scope":"project"}`} {
+		w := httptest.NewRecorder()
+		f.srv.Inner(box).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "POST", "http://postern.internal/proposals", strings.NewReader(body)))
+		if w.Code != http.StatusForbidden || !strings.Contains(w.Body.String(), "the contract closed, which binds this sandbox, does not have") {
+			t.Errorf("%s: got %d: %s", body, w.Code, w.Body)
+		}
+	}
+	if list, err := f.gate.Actions(t.Context(), f.person, oversight.Query{}); err != nil || len(list) != 0 {
+		t.Errorf("a person is asked about %+v, %v", list, err)
 	}
 }

@@ -1,12 +1,14 @@
 package mcpserver
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
 	"postern/internal/api"
 	"postern/internal/auth"
+	"postern/internal/contract"
 	"postern/internal/outgoing"
 	"postern/internal/oversight"
 	"postern/internal/permit"
@@ -50,5 +52,31 @@ func TestAgentsInSandboxesAskForHosts(t *testing.T) {
 	ask["waitSeconds"], ask["why"] = 1, "once more"
 	if r := call(t, cs, "network_request", ask); r.field("status") != "pending_approval" {
 		t.Errorf("got %+v", r)
+	}
+}
+
+// TestBoundAgentsAreToldThatTheContractLacksAHost: in a sandbox that a contract binds nobody
+// is asked for a host that the contract does not have.
+func TestBoundAgentsAreToldThatTheContractLacksAHost(t *testing.T) {
+	f := setup(t, storetest.SQLite(t), nil)
+	c, err := contract.Parse([]byte("version: 1\nname: closed\ncommands: {allow: [{run: ls}]}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bounds := contract.NewBounds(f.srv.log, func(context.Context, string, string) (*contract.Contract, error) { return c, nil })
+	f.srv.conf.Permits = permit.New(f.srv.log, f.db, f.gate, permit.Config{Bounds: bounds})
+	f.srv.conf.Denials = func(string) []api.Denial {
+		return []api.Denial{{Time: time.Now(), Kind: "dns", Host: "api.example.com", Reason: "no"}}
+	}
+	box := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.person.Project, Contract: "closed@" + c.Digest()}
+	cs := connect(t, f.srv.HandlerFor(box), "", "")
+	if r := call(t, cs, "network_request", args{"hosts": []string{"api.example.com"}, "why": "w"}); !r.isErr || !strings.Contains(r.text, "the contract closed, which binds this sandbox, does not have api.example.com") {
+		t.Errorf("got %+v", r)
+	}
+	if r := call(t, cs, "network_denials", nil); r.isErr || !strings.Contains(r.text, "the job needs another contract") {
+		t.Errorf("got %+v", r)
+	}
+	if list, err := f.gate.Actions(t.Context(), f.person, oversight.Query{}); err != nil || len(list) != 0 {
+		t.Errorf("a person is asked about %+v, %v", list, err)
 	}
 }

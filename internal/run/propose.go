@@ -643,7 +643,14 @@ func (r *Run) request() policy.Request {
 	if r.Contract.Template == "" {
 		q.Template, q.Detail["template"] = "base", "base"
 	}
-	q.To = append(q.To, r.Contract.Network.Allow...)
+	for _, to := range r.Contract.Network.Allow {
+		// Rules and switches are about hosts. The attack: a port at which no rule looks.
+		if p, err := policy.ParseHostPattern(to); err == nil && p.Port != 0 {
+			p.Port = 0
+			to = p.String()
+		}
+		q.To = append(q.To, to)
+	}
 	return q
 }
 
