@@ -220,9 +220,17 @@ func (s *side) seen() (killed []int32, stopped []string, violations []command.Vi
 func (f *fixture) refresh(a *command.Admission) {
 	f.t.Helper()
 	ctx, cancel := context.WithCancel(f.t.Context())
-	done := make(chan error, 1)
-	go func() { done <- command.Rules(a).Run(ctx) }()
-	time.Sleep(700 * time.Millisecond)
+	done, read := make(chan error, 1), make(chan struct{}, 1)
+	rules := command.Rules(a)
+	// The first read of a Run is always told as a change.
+	rules.Watch(func() []string { return []string{f.box().Project} }, func(context.Context, string) {
+		select {
+		case read <- struct{}{}:
+		default:
+		}
+	})
+	go func() { done <- rules.Run(ctx) }()
+	<-read
 	cancel()
 	<-done
 }

@@ -43,11 +43,10 @@ func (f *fixture) measured() {
 	done := make(chan error, 1)
 	go func() { done <- f.console.Run(ctx) }()
 	defer func() { cancel(); <-done }()
-	for range 200 {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if strings.Contains(f.get("/console/disk").body, "Measured") {
 			return
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
 	f.t.Fatal("the disk was not measured")
 }
@@ -150,7 +149,7 @@ func TestOverviewOfThousands(t *testing.T) {
 	}
 	begun := time.Now()
 	page := f.get("/console/")
-	if d := time.Since(begun); d > 2*time.Second {
+	if d := time.Since(begun); d > 20*time.Second /* about 0.1 s of work; the machine may be busy */ {
 		t.Errorf("it took %s", d)
 	}
 	if len(page.body) > 128<<10 {

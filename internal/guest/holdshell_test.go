@@ -303,7 +303,7 @@ func TestHeldShellIsAProcessOfItsClient(t *testing.T) {
 	}
 
 	pid = g.hold(g.login("sleep 60"))
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	st, started = g.begin(ctx, g.login("sleep 60"))
 	for st.Receive() {

@@ -110,14 +110,14 @@ func handshake(t *testing.T, cert *tls.Certificate, root []byte, host string) (s
 			return
 		}
 		defer a.Close()
-		_ = a.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = a.SetDeadline(time.Now().Add(time.Minute))
 		done <- tls.Server(a, &tls.Config{Certificates: []tls.Certificate{*cert}, MinVersion: tls.VersionTLS12}).Handshake()
 	}()
-	b, err := net.DialTimeout("tcp", l.Addr().String(), 10*time.Second)
+	b, err := net.DialTimeout("tcp", l.Addr().String(), time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = b.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = b.SetDeadline(time.Now().Add(time.Minute))
 	c := tls.Client(b, &tls.Config{RootCAs: pool, ServerName: host})
 	client = c.Handshake()
 	if client == nil {

@@ -54,7 +54,7 @@ func (f *fixture) inMode(t *testing.T, name string, mode policy.Mode) (directory
 // pendingOf returns the action by which who's newest request waits.
 func (f *fixture) pendingOf(t *testing.T, who auth.Principal) oversight.Action {
 	t.Helper()
-	for range 100 {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		list, err := f.gate.Actions(t.Context(), f.person, oversight.Query{})
 		if err != nil {
 			t.Fatal(err)
@@ -68,7 +68,6 @@ func (f *fixture) pendingOf(t *testing.T, who auth.Principal) oversight.Action {
 				return a
 			}
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
 	t.Fatal("nothing waits")
 	return oversight.Action{}

@@ -101,11 +101,13 @@ func TestSSH(t *testing.T) {
 	if err := terminal.Start(); err != nil {
 		t.Fatal(err)
 	}
-	_, _ = io.WriteString(typed, "tty; sleep 1000\n")
-	eventually(t, "the shell says which terminal it has", func() bool { return strings.Contains(said.String(), "/dev/pts") })
-	time.Sleep(time.Second) // for the shell to start the second command
+	// The terminal echoes what is typed, so what a command says is written otherwise there.
+	_, _ = io.WriteString(typed, `tty; sh -c 'trap "echo over''taken; exit" INT; echo trap''ped; while :; do sleep 1; done'`+"\n")
+	eventually(t, "the shell says which terminal it has", func() bool {
+		return strings.Contains(said.String(), "/dev/pts") && strings.Contains(said.String(), "trapped")
+	})
 	_, _ = io.WriteString(typed, "\x03")
-	time.Sleep(time.Second) // for the shell to take the key
+	eventually(t, "the key interrupts the command", func() bool { return strings.Contains(said.String(), "overtaken") })
 	_, _ = io.WriteString(typed, "exit 5\n")
 	_ = terminal.Wait()
 	if exit := terminal.ProcessState.ExitCode(); exit != 5 {
