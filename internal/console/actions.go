@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -128,7 +129,9 @@ func (l *listing) choices(as []oversight.Action, names map[string]string) {
 	for id := range inboxes {
 		l.Inboxes = append(l.Inboxes, choice{id, or(names[id], id)})
 	}
-	slices.SortFunc(l.Inboxes, func(a, b choice) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(l.Inboxes, func(a, b choice) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Value, b.Value))
+	})
 }
 
 var actionID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^act_[A-Z2-7]{26}$`) })

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -264,7 +265,9 @@ func (s sandboxHandlers) agentChoices(names map[string]string) []choice {
 	for id, address := range names {
 		out = append(out, choice{id, s.agentName(address)})
 	}
-	slices.SortFunc(out[1:], func(a, b choice) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out[1:], func(a, b choice) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Value, b.Value))
+	})
 	return out
 }
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 
 	"postern/internal/auth"
@@ -68,7 +69,8 @@ func (b *newSandbox) beyondContract(r *http.Request) string {
 			return f.name
 		}
 	}
-	for name, value := range b.EnvVars {
+	for _, name := range slices.Sorted(maps.Keys(b.EnvVars)) {
+		value := b.EnvVars[name]
 		if strings.Contains(value, "${e2b.") { // a secret that nobody has reviewed
 			return fmt.Sprintf("envVars[%q]", name)
 		}

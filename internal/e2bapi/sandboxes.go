@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -504,7 +505,7 @@ func parseListQuery(v url.Values) (*listQuery, error) {
 	if err != nil {
 		return nil, bad("metadata", "want a query string")
 	}
-	for k := range m {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
 		key, err1 := url.QueryUnescape(k)
 		val, err2 := url.QueryUnescape(m.Get(k))
 		if err1 != nil || err2 != nil {

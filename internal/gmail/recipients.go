@@ -3,6 +3,7 @@ package gmail
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"mime"
 	"regexp"
 	"slices"
@@ -70,7 +71,7 @@ func handOver(e mail.Envelope) ([]byte, error) {
 			hidden = append(hidden, to)
 		}
 	}
-	for a := range named {
+	for _, a := range slices.Sorted(maps.Keys(named)) {
 		if !slices.ContainsFunc(e.To, func(to string) bool { return fold(to) == a }) {
 			return nil, fieldError("To header", "names %s, which is not a recipient: Gmail sends to everybody whom the header names", mail.Printable(a, 200))
 		}

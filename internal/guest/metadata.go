@@ -29,7 +29,8 @@ const (
 // none. Keys are lower case, since header names are case-insensitive.
 func headerMetadata(h http.Header) (map[string]string, error) {
 	var meta map[string]string
-	for name, values := range h {
+	for _, name := range slices.Sorted(maps.Keys(h)) {
+		values := h[name]
 		key, ok := strings.CutPrefix(name, metadataHeader)
 		if !ok {
 			// The name is not in canonical form if it has an unusual character.

@@ -78,13 +78,14 @@ func (t *processTable) find(sel *processpb.ProcessSelector, late bool) (*process
 	default:
 		return nil, invalid("the request names no process: give a pid or a tag")
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, p := range t.running {
+	// Several may have one tag: always the same of them is found.
+	for _, p := range t.list() {
 		if match(p) {
 			return p, nil
 		}
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if late {
 		for _, p := range slices.Backward(t.recent) {
 			if match(p) {

@@ -70,7 +70,8 @@ func (s *Server) current() settings {
 
 // check returns an error if the request is malformed.
 func (req *initRequest) check(users *userDB) error {
-	for k, v := range req.EnvVars {
+	for _, k := range slices.Sorted(maps.Keys(req.EnvVars)) {
+		v := req.EnvVars[k]
 		if err := checkEnv(k, v); err != nil {
 			return fmt.Errorf("envVars: %w", err)
 		}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -178,7 +179,8 @@ func (x *exchange) applyRule(r policy.Rule) *refusal {
 		x.only = r.Only
 		x.dropCredentials()
 	}
-	for name, template := range r.Headers {
+	for _, name := range slices.Sorted(maps.Keys(r.Headers)) {
+		template := r.Headers[name]
 		value, missing := x.placeholders(template)
 		if missing != "" {
 			return denied(fmt.Sprintf("the rule for %s puts %s into the header %s, and this sandbox does not have it", x.s.conn.Host, missing, name))
@@ -187,7 +189,7 @@ func (x *exchange) applyRule(r policy.Rule) *refusal {
 		x.list(name, template)
 		// The attack: a trailer of that name, which some servers merge into the header
 		// (RFC 9110 §6.5.1).
-		for t := range x.in.Trailer {
+		for _, t := range slices.Sorted(maps.Keys(x.in.Trailer)) {
 			if plainName(t) == plainName(name) {
 				return malformed("the trailer " + clip(t) + " has the name of a header that the sandbox's rules set")
 			}

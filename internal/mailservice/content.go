@@ -3,6 +3,7 @@ package mailservice
 import (
 	"bytes"
 	"encoding/base64"
+	"maps"
 	"mime"
 	"net/url"
 	"regexp"
@@ -115,7 +116,7 @@ type part struct {
 // being one: the places where two programs see two lists of parts.
 func (c content) parts() ([]part, error) {
 	boundary := c.params["boundary"]
-	for name := range c.params {
+	for _, name := range slices.Sorted(maps.Keys(c.params)) {
 		if name != "boundary" && (name != "type" || c.kind != "multipart/related") {
 			return nil, unknown("Content-Type: parameter %s: its meaning is not known", mail.Printable(name, 80))
 		}
@@ -194,7 +195,8 @@ func (p part) field() (pair, error) {
 		return pair{}, unknown("multipart: Content-Disposition %s: its meaning is not known", mail.Printable(p.header["content-disposition"], 80))
 	}
 	f := pair{name: m[1], value: string(p.body), file: m[2] != "", filename: m[3]}
-	for name, v := range p.header {
+	for _, name := range slices.Sorted(maps.Keys(p.header)) {
+		v := p.header[name]
 		switch name {
 		case "content-disposition":
 		case "content-type":

@@ -2,7 +2,9 @@ package mailservice
 
 import (
 	"encoding/base64"
+	"maps"
 	"mime"
+	"slices"
 	"strings"
 )
 
@@ -48,7 +50,8 @@ func gmailUpload(c content) ([]Mail, error) {
 			return nil, unknown("multipart: has %d parts instead of two", len(parts))
 		}
 		for i, want := range []string{"application/json", "message/rfc822"} {
-			for name, v := range parts[i].header {
+			for _, name := range slices.Sorted(maps.Keys(parts[i].header)) {
+				v := parts[i].header[name]
 				kind, params, err := mime.ParseMediaType(v)
 				if name != "content-type" || err != nil || kind != want || len(params) > 1 || len(params) == 1 && !strings.EqualFold(params["charset"], "utf-8") {
 					return nil, unknown("multipart: header %s of part %d: its meaning is not known", name, i+1)

@@ -14,6 +14,7 @@ package mailservice
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"path"
@@ -364,7 +365,8 @@ var usualHeader = []string{
 
 // checkHeader refuses fields that have no meaning here, and any that is there twice.
 func checkHeader(r *outgoing.Request, s *service) error {
-	for name, values := range r.Header {
+	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
+		values := r.Header[name]
 		n := strings.ToLower(name)
 		if !slices.Contains(usualHeader, n) && !slices.Contains(s.header, n) {
 			return unknown("header %s: its meaning to %s is not known", mail.Printable(name, 80), s.name)

@@ -141,12 +141,13 @@ func (e Entry) check() error {
 			return fmt.Errorf("debian: %q is not the name of a package", d)
 		}
 	}
-	for k := range e.Env {
+	for _, k := range slices.Sorted(maps.Keys(e.Env)) {
 		if !variable().MatchString(k) {
 			return fmt.Errorf("env: %q is not the name of a variable", k)
 		}
 	}
-	for k, hosts := range e.Secrets {
+	for _, k := range slices.Sorted(maps.Keys(e.Secrets)) {
+		hosts := e.Secrets[k]
 		if len(hosts) == 0 {
 			return fmt.Errorf("secrets: %q: name the hosts that it is for", k)
 		}
@@ -218,7 +219,7 @@ func parseServer(name string, b json.RawMessage, c Catalog) (Server, error) {
 		if strings.TrimSpace(s.custom.RunCmd) == "" {
 			return s, errors.New("runCmd: is empty")
 		}
-		for k := range s.custom.Envs {
+		for _, k := range slices.Sorted(maps.Keys(s.custom.Envs)) {
 			if !variable().MatchString(k) {
 				return s, fmt.Errorf("envs: %q is not the name of a variable", k)
 			}
@@ -236,7 +237,8 @@ func parseServer(name string, b json.RawMessage, c Catalog) (Server, error) {
 		return s, fmt.Errorf("is not in the catalogue (%s); set runCmd for a server of your own, or ask the operator to add it with --mcp-catalog", strings.Join(slices.Sorted(maps.Keys(c)), ", "))
 	}
 	s.Entry = e
-	for key, raw := range fields {
+	for _, key := range slices.Sorted(maps.Keys(fields)) {
+		raw := fields[key]
 		v, err := texts(raw)
 		if err != nil {
 			return s, fmt.Errorf("%s: %w", key, err)
@@ -292,7 +294,8 @@ func texts(raw json.RawMessage) ([]string, error) {
 func CheckSecrets(servers []Server) ([]string, error) {
 	var names []string
 	for _, s := range servers {
-		for key, hosts := range s.Entry.Secrets {
+		for _, key := range slices.Sorted(maps.Keys(s.Entry.Secrets)) {
+			hosts := s.Entry.Secrets[key]
 			for _, v := range s.Values[key] {
 				if v != "" && secretPlace().FindString(v) != v {
 					return nil, fmt.Errorf("mcp[%q].%s: is a credential that code in the sandbox could read: store it as a secret for %s, and use its placeholder ${e2b.secrets.NAME}", s.Name, key, strings.Join(hosts, ", "))
@@ -380,7 +383,8 @@ func (s *Server) command(home string, t *Told) (c command, err error) {
 		if strings.ContainsAny(s.custom.RunCmd, ";&|\n(") { // more than one command
 			c.args[1] = s.custom.RunCmd
 		}
-		for k, v := range s.custom.Envs {
+		for _, k := range slices.Sorted(maps.Keys(s.custom.Envs)) {
+			v := s.custom.Envs[k]
 			if c.env[k], err = t.fill(v); err != nil {
 				return c, fmt.Errorf("envs.%s: %w", k, err)
 			}
@@ -395,7 +399,8 @@ func (s *Server) command(home string, t *Told) (c command, err error) {
 		}
 		c.args = append(c.args, v...)
 	}
-	for k, tmpl := range s.Entry.Env {
+	for _, k := range slices.Sorted(maps.Keys(s.Entry.Env)) {
+		tmpl := s.Entry.Env[k]
 		v, err := s.expand(tmpl, home, t)
 		if err != nil {
 			return c, err

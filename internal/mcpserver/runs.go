@@ -7,7 +7,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -189,7 +191,8 @@ func (s *Server) runPropose(ctx context.Context, c caller, in proposeArgs) (out 
 	}
 	r, err := s.conf.Runs.Propose(ctx, c.who, "mcp", p)
 	if r.State == run.Draft && err == nil {
-		for path, body := range files {
+		for _, path := range slices.Sorted(maps.Keys(files)) {
+			body := files[path]
 			if _, err := s.conf.Runs.PutInput(ctx, c.who, r.ID, path, strings.NewReader(body)); err != nil {
 				return out, err
 			}

@@ -8,8 +8,10 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -53,7 +55,8 @@ func find(ctx context.Context, tx *store.Tx, id string) (c connection, err error
 // Exchange answers a request for tokens at the server base. It returns an error of type
 // [*Error] for what the protocol refuses.
 func (s *Server) Exchange(ctx context.Context, base string, form url.Values) (Tokens, error) {
-	for name, values := range form {
+	for _, name := range slices.Sorted(maps.Keys(form)) {
+		values := form[name]
 		if len(values) > 1 {
 			return Tokens{}, refuse("invalid_request", printable(name)+": appears more than once")
 		}

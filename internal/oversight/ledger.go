@@ -340,7 +340,8 @@ func (l *Ledger) approvals(ctx context.Context, tx *store.Tx) error {
 	}
 	for _, id := range slices.Sorted(maps.Keys(l.accounts)) {
 		_, version, ok := parseStands(l.accounts[id].stands)
-		for person, seq := range l.accounts[id].voters {
+		for _, person := range slices.Sorted(maps.Keys(l.accounts[id].voters)) {
+			seq := l.accounts[id].voters[person]
 			// The approvals of a person who is disabled are removed from the database.
 			if ok && l.disabled[person] < seq && !there[vote{id, person, version}] {
 				l.find(id, 0, "the record has an approval by %q of version %d, but the database has no row for it", person, version)

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -153,7 +154,8 @@ func (g *Gate) SwitchOn(ctx context.Context, who auth.Principal, s Switch) (Swit
 			return err
 		}
 		done := map[Stopper]bool{} // one executor may serve several kinds
-		for _, e := range g.exec {
+		for _, kind := range slices.Sorted(maps.Keys(g.exec)) {
+			e := g.exec[kind]
 			if st, ok := e.(Stopper); ok && !done[st] {
 				done[st] = true
 				if err := st.Stopped(ctx, tx, who, s); err != nil {

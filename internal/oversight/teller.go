@@ -3,6 +3,8 @@ package oversight
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"postern/internal/store"
 )
@@ -21,7 +23,8 @@ type Teller interface {
 // switched reports a switch to each Teller.
 func (g *Gate) switched(ctx context.Context, tx *store.Tx, s Switch, on bool) error {
 	done := map[Teller]bool{} // one executor may serve several kinds
-	for _, e := range g.exec {
+	for _, kind := range slices.Sorted(maps.Keys(g.exec)) {
+		e := g.exec[kind]
 		if t, ok := e.(Teller); ok && !done[t] {
 			done[t] = true
 			if err := t.Switched(ctx, tx, s, on); err != nil {

@@ -15,11 +15,13 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -147,7 +149,8 @@ func New(c Config) (*Puller, error) {
 		}
 		p.hosts[e.address()] = e.scheme
 	}
-	for host, u := range c.Mirrors {
+	for _, host := range slices.Sorted(maps.Keys(c.Mirrors)) {
+		u := c.Mirrors[host]
 		e, err := parseEndpoint(u)
 		if err != nil {
 			return nil, fmt.Errorf("registry: mirror of %s: %w", host, err)

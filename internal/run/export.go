@@ -124,10 +124,8 @@ func scanArtifact(row func(...any) error) (a artifact, err error) {
 		return a, store.NotFound(err)
 	}
 	a.Violated, a.Created, a.Decided = violated != 0, store.FromTime(created), store.FromTime(decided)
-	for text, to := range map[string]*[]string{flags: &a.Flags, findings: &a.Findings} {
-		if err := json.Unmarshal([]byte(text), to); err != nil {
-			return a, fmt.Errorf("read artifact %d of %s: %w", a.N, a.Run, err)
-		}
+	if err := errors.Join(json.Unmarshal([]byte(flags), &a.Flags), json.Unmarshal([]byte(findings), &a.Findings)); err != nil {
+		return a, fmt.Errorf("read artifact %d of %s: %w", a.N, a.Run, err)
 	}
 	return a, nil
 }

@@ -83,7 +83,7 @@ func (f *Fleet) check(r Request) error {
 	if err := checkMap("metadata", r.Metadata); err != nil {
 		return err
 	}
-	for k := range r.EnvVars {
+	for _, k := range slices.Sorted(maps.Keys(r.EnvVars)) {
 		// The guest checks this too, but its error does not name the field.
 		if k == "" || strings.Contains(k, "=") {
 			return fmt.Errorf("%w: envVars: %q is not a name of an environment variable", ErrInvalid, k)
@@ -128,7 +128,8 @@ func (f *Fleet) checkContract(r Request, base Base) error {
 // checkMap checks the limits of metadata and environments.
 func checkMap(field string, m map[string]string) error {
 	size := 0
-	for k, v := range m {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		v := m[k]
 		if slices.Contains([]byte(k+v), 0) {
 			return fmt.Errorf("%w: %s[%q] holds a NUL byte", ErrInvalid, field, k)
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -100,7 +102,7 @@ func (f *Fleet) relieveDisk(ctx context.Context) error {
 	}
 	f.mu.Unlock()
 	worst, most := "", int64(leastBlamed)
-	for id := range up {
+	for _, id := range slices.Sorted(maps.Keys(up)) { // of two that use the same, always the same one
 		u, err := f.runtime.Usage(ctx, id)
 		if err == nil && u.Disk >= most {
 			worst, most = id, u.Disk

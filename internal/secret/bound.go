@@ -265,7 +265,8 @@ func (s *Store) Environment(ctx context.Context, sandbox auth.Principal, e *poli
 			out[c.Env] = s.Sentinel(c.Project, sandbox.ID, c.ID)
 		}
 	}
-	for key, value := range env {
+	for _, key := range slices.Sorted(maps.Keys(env)) {
+		value := env[key]
 		parts, err := policy.ParseTemplate(value)
 		if err != nil {
 			return nil, fmt.Errorf("%w: envVars[%q]: %w", ErrInvalid, key, err)

@@ -2,6 +2,7 @@ package secret
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -88,7 +89,8 @@ func checkHosts(hosts []string) ([]string, error) {
 
 func checkMetadata(m map[string]string) error {
 	size := 0
-	for k, v := range m {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		v := m[k]
 		if k == "" || len(k) > maxKey || len(v) > maxEntry {
 			return fmt.Errorf("%w: metadata: keys have 1 to %d bytes and values at most %d", ErrInvalid, maxKey, maxEntry)
 		}

@@ -293,9 +293,12 @@ func (h *Hooks) CreateAs(ctx context.Context, who auth.Principal, d Dialect, c C
 	if err != nil {
 		return Webhook{}, "", err
 	}
-	for field, missing := range map[string]bool{"name": c.Name == nil, "url": c.URL == nil, "events": c.Events == nil} {
-		if missing {
-			return Webhook{}, "", fmt.Errorf("%w: %s: is missing", ErrInvalid, field)
+	for _, f := range []struct {
+		name    string
+		missing bool
+	}{{"name", c.Name == nil}, {"url", c.URL == nil}, {"events", c.Events == nil}} {
+		if f.missing {
+			return Webhook{}, "", fmt.Errorf("%w: %s: is missing", ErrInvalid, f.name)
 		}
 	}
 	w := Webhook{
