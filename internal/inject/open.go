@@ -27,9 +27,6 @@ const (
 	InJSON   In = "json"   // a text in a body of JSON
 )
 
-// Ins returns the parts in the order of their names.
-func Ins() []In { return []In{InCookie, InForm, InJSON, InPath, InQuery} }
-
 // Hole stands for the placeholder in the path of a place [InPath].
 const Hole = "{secret}"
 
