@@ -13,7 +13,7 @@ const hostile = "a\x1b[2J\u202eb\u00adc\ufe0fd\u2028e\u00a0f\U000e0041g\ue000h\u
 
 // TestOutputEscapesWhatOthersWrote: however a command prints, it forgets nothing.
 func TestOutputEscapesWhatOthersWrote(t *testing.T) {
-	for name, print := range map[string]func(*output) error{
+	for name, show := range map[string]func(*output) error{
 		"text":   func(o *output) error { _, err := fmt.Fprintf(o, "%s\n", hostile); return err },
 		"table":  func(o *output) error { return o.table([][]string{{"NAME"}, {hostile}}) },
 		"object": func(o *output) error { return o.object(map[string]string{hostile: hostile}) },
@@ -21,7 +21,7 @@ func TestOutputEscapesWhatOthersWrote(t *testing.T) {
 		"prose":  func(o *output) error { _, err := fmt.Fprintln(o, prose(hostile)); return err },
 	} {
 		var b bytes.Buffer
-		if err := print(newOutput(&b, false, false)); err != nil {
+		if err := show(newOutput(&b, false, false)); err != nil {
 			t.Fatal(err)
 		}
 		for _, r := range b.String() {

@@ -12,7 +12,6 @@ import (
 	"postern/internal/secret"
 )
 
-//nolint:gosec // it has no value
 const openPlaceHelp = `
 The value of a secret goes into the header fields that the secret lists. Some
 APIs read a credential elsewhere: a token endpoint in a form, a bot's API in the

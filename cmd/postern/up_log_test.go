@@ -18,8 +18,8 @@ import (
 func TestWhatLibrariesPrintHasNoValue(t *testing.T) {
 	const value = "s3cr3t-value-0123456789"
 	out := &lockedBuffer{line: make(chan struct{}, 100)}
-	flags, was := log.Flags(), log.Writer()
-	t.Cleanup(func() { log.SetFlags(flags); log.SetOutput(was) })
+	flags, was := log.Flags(), log.Writer()                       //nolint:forbidigo // it is what is tested
+	t.Cleanup(func() { log.SetFlags(flags); log.SetOutput(was) }) //nolint:forbidigo // it is what is tested
 	routeLibraries(slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug})))
 
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -52,7 +52,7 @@ func TestWhatLibrariesPrintHasNoValue(t *testing.T) {
 	resp.Body.Close()
 	close(answered)
 	<-out.line
-	log.Printf("http: something else: %q", value)
+	log.Printf("http: something else: %q", value) //nolint:forbidigo // it is what is tested
 	if got := out.String(); !strings.Contains(got, "Unsolicited response") || strings.Contains(got, value) || strings.Count(got, "\n") != 2 {
 		t.Errorf("the log is %s", got)
 	}

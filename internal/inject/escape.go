@@ -334,7 +334,7 @@ func (m *Mask) indexFlex() {
 	m.spots = make([]spot, m.index[256])
 	for i, f := range m.flex {
 		for j, c := range f.value {
-			m.spots[next[c]] = spot{int32(i), int32(j)} //nolint:gosec // a value has at most some KiB
+			m.spots[next[c]] = spot{int32(i), int32(j)}
 			next[c]++
 		}
 	}

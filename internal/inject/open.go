@@ -59,7 +59,7 @@ func (p Place) where() string { return strings.TrimSpace(string(p.In) + " " + sh
 
 // matches reports whether r is a request that p is about. A path with a hole is
 // matched by [Place.hole].
-func (p *Place) matches(r *outgoing.Request) bool {
+func (p Place) matches(r *outgoing.Request) bool {
 	return r.Scheme == "https" && r.Method == p.Method && (p.Host == r.Host || matches(p.Host, r.Host)) && (p.In == InPath || matchPath(p.Path, r.Path))
 }
 

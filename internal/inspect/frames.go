@@ -35,11 +35,11 @@ func (f *frameScan) look(b []byte) {
 			f.begin()
 			continue
 		}
-		n := int(min(f.left, uint64(len(b)), uint64(len(plain)))) //nolint:gosec // at most 4096
+		n := int(min(f.left, uint64(len(b)), uint64(len(plain))))
 		for i, c := range b[:n] {
 			plain[i] = c ^ f.mask[(f.at+i)%4]
 		}
-		f.at, f.left, b = (f.at+n)%4, f.left-uint64(n), b[n:] //nolint:gosec // n is positive
+		f.at, f.left, b = (f.at+n)%4, f.left-uint64(n), b[n:]
 		f.scan.look(plain[:n])
 	}
 }

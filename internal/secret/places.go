@@ -3,6 +3,7 @@ package secret
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -130,9 +131,9 @@ func checkPlacePath(p inject.Place) error {
 	case p.In != inject.InPath && holes != 0:
 		return fmt.Errorf("path: %s is for a place in the path", inject.Hole)
 	case strings.ContainsFunc(bare, func(c rune) bool { return c <= ' ' || c > '~' || strings.ContainsRune("?#;{}\\", c) }):
-		return fmt.Errorf("path: want an escaped path, without query and semicolons")
+		return errors.New("path: want an escaped path, without query and semicolons")
 	case strings.Contains(strings.TrimSuffix(p.Path, "*"), "*"):
-		return fmt.Errorf("path: a * stands at the end only")
+		return errors.New("path: a * stands at the end only")
 	}
 	return nil
 }

@@ -145,10 +145,10 @@ func TestMemoryOfLongReaders(t *testing.T) {
 		ctx := t.Context()
 		c.set(3)
 		err := db.View(ctx, func(old *store.Tx) error {
-			c.read(old) // a snapshot with 3
-			c.set(4)
-			c.putBack(2)
-			return db.View(ctx, func(after *store.Tx) error {
+			c.read(old)                                       //nolint:contextcheck // each has its own
+			c.set(4)                                          //nolint:contextcheck // each has its own
+			c.putBack(2)                                      //nolint:contextcheck // each has its own
+			return db.View(ctx, func(after *store.Tx) error { //nolint:contextcheck // each has its own
 				c.read(after) // a snapshot with 2
 				c.putBack(4)
 				c.set(5)
