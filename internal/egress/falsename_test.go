@@ -428,12 +428,11 @@ func TestWhatAPortOpenedByNameCarries(t *testing.T) {
 	}
 }
 
-// TestAPauseInTheFirstLineIsNoWayRound: what could become a request after a pause passes
-// as another protocol, and may not become one.
-func TestAPauseInTheFirstLineIsNoWayRound(t *testing.T) {
-	w := newFalseNames(t, inspect.Config{}, func(c *Config) { c.Limits.SniffTimeout = 50 * time.Millisecond })
-	got := make(chan string, 1)
-	begun := make(chan string, 1)
+// TestARequestMayComeInPieces: a word is sent on before it is known whether it becomes a
+// request, and the request is judged all the same.
+func TestARequestMayComeInPieces(t *testing.T) {
+	w := newFalseNames(t, inspect.Config{}, nil)
+	got, begun := make(chan string, 1), make(chan string, 1)
 	w.at(site+":7000", func(c net.Conn) {
 		defer c.Close()
 		word := make([]byte, 2)
@@ -446,16 +445,24 @@ func TestAPauseInTheFirstLineIsNoWayRound(t *testing.T) {
 	if _, err := b.ask("10.0.0.1:53", "www.example.com.", dnsmessage.TypeA); err != nil {
 		t.Fatal(err)
 	}
-	c := b.mustDial(site + ":7000")
-	io.WriteString(c, "GE")
-	if s := <-begun; s != "GE" {
-		t.Fatalf("got %q", s)
+	for _, tc := range []struct{ first, rest, want string }{
+		{"GE", "T / HTTP/1.1\r\nHost: x.test\r\n\r\n", ""},
+		{"GE", "T / HTTP/1.1\r\nHost: www.example.com\r\n\r\n", "T / HTTP/1.1\r\nHost: www.example.com\r\n\r\n"},
+		{"FO", "O / HTTP/1.1\r\nHost: x.test\r\n\r\n", ""},
+		{"FO", "O / HTTP/1.1\r\nHost: www.example.com\r\nUpgrade: h2c\r\n\r\n", "O / HTTP/1.1\r\nHost: www.example.com\r\n\r\n"},
+		{"ru", "ok", "ok"},
+	} {
+		c := b.mustDial(site + ":7000")
+		io.WriteString(c, tc.first)
+		if s := <-begun; s != tc.first {
+			t.Fatalf("got %q", s)
+		}
+		io.WriteString(c, tc.rest)
+		c.(interface{ CloseWrite() error }).CloseWrite()
+		if s := <-got; s != tc.want {
+			t.Errorf("%q, %q: got %q", tc.first, tc.rest, s)
+		}
 	}
-	io.WriteString(c, "T / HTTP/1.1\r\nHost: x.test\r\n\r\n")
-	if s := <-got; s != "" {
-		t.Errorf("got %q", s)
-	}
-	w.wait("a refusal", func(e Event) bool { return e.Kind == Denied && strings.Contains(e.Reason, "long pause") })
 }
 
 // TestAnInspectedNameAtAnUnknownAddressIsRefused: with the Internet open, a program that

@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"slices"
-	"time"
 
 	"postern/internal/policy"
 )
@@ -19,24 +17,14 @@ import (
 // The attack: it waits until the wall has stopped to look, and then begins with TLS or
 // HTTP.
 func notWebFirst(s *splicing, buf []byte) error {
-	for {
-		var err error
-		if buf, err = s.readMore(buf); err != nil {
-			return err
-		}
-		if s.greetedByOther() {
-			s.gated = false
-			return passAll(s, buf)
-		}
-		switch shapeOf(buf) {
-		case shapeWeb:
-			return &refusedError{reason: "requests to this host are inspected: a program must send the first byte of a request at once"}
-		case shapeOther:
-			s.gated = false
-			return passAll(s, buf)
-		case shapeOpen:
-		}
+	o := opening{s: s, buf: buf}
+	switch web, err := o.read(); {
+	case err != nil:
+		return err
+	case web:
+		return &refusedError{reason: "requests to this host are inspected: a program must send the first byte of a request at once"}
 	}
+	return passAll(s, nil)
 }
 
 // greetedByOther reports whether the server has spoken first, and not as a web server
@@ -48,65 +36,39 @@ func (s *splicing) greetedByOther() bool {
 }
 
 // An opening is what a program sends at first on a connection through a gate, until it
-// shows a shape. What is not sent on yet is held.
+// shows a shape. It is sent on meanwhile: a word without an end is nobody's request, and
+// its program may wait for the answer.
 type opening struct {
 	s    *splicing
 	buf  []byte
-	ends []int // of what was read, in buf
-	sent int   // bytes of buf that have left
+	sent int // bytes of buf that have been sent on
 }
 
-// read reads until the shape of the opening is known. It returns shapeOther if it
-// cannot be that of TLS or HTTP any more. A program may wait for the answer to a word
-// that could become a method, so after a limited time it is sent on.
-func (o *opening) read(limit time.Duration) (shape, error) {
+// read reads until the shape of the opening is known, and reports whether it is that of
+// TLS or HTTP. If not, all of it has been sent on. It is no error if the program ends.
+func (o *opening) read() (web bool, err error) {
+	o.s.gated = false // it is the program that writes, so mail can be captured
 	for {
-		if len(o.buf) > 0 && o.sent == 0 {
-			_ = o.s.in.SetReadDeadline(time.Now().Add(limit))
+		if o.buf, err = o.s.readMore(o.buf); errors.Is(err, io.EOF) {
+			return false, nil
+		} else if err != nil {
+			return false, err
 		}
-		var err error
-		o.buf, err = o.s.readMore(o.buf)
-		_ = o.s.in.SetReadDeadline(time.Time{})
-		paused := net.Error(nil)
-		switch {
-		case err == nil:
-			o.ends = append(o.ends, len(o.buf))
-		case errors.Is(err, io.EOF):
-			return shapeOther, nil
-		case o.sent == 0 && errors.As(err, &paused) && paused.Timeout():
-			if err := o.send(); err != nil {
-				return shapeOpen, err
-			}
-			continue
-		default:
-			// The program is gone. What it has sent is judged, for the record.
-			return shapeOpen, errors.Join(o.send(), err)
+		sh := shapeOther
+		if !o.s.greetedByOther() {
+			sh = shapeOf(o.buf)
 		}
-		var mail mailWatch
-		if o.s.greetedByOther() || o.sent == 0 && mail.read(o.buf[:min(len(o.buf), 2*maxLead)])&helloFirst != 0 {
-			return shapeOther, nil // mail is captured behind the gate
+		if sh == shapeWeb {
+			return true, nil
 		}
-		if sh := shapeOf(o.buf); sh != shapeOpen {
-			return sh, nil
+		// As it was read: some servers take each packet for a line.
+		if _, err := o.s.toServer.Write(o.buf[o.sent:]); err != nil {
+			return false, err
 		}
-		if o.sent > 0 {
-			if err := o.send(); err != nil {
-				return shapeOpen, err
-			}
+		if o.sent = len(o.buf); sh == shapeOther {
+			return false, nil
 		}
 	}
-}
-
-// send sends on what is held, as it was read: some servers take each packet for a line.
-func (o *opening) send() error {
-	for _, end := range o.ends {
-		if _, err := o.s.toServer.Write(o.buf[o.sent:end]); err != nil {
-			return err
-		}
-		o.sent = end
-	}
-	o.ends = o.ends[:0]
-	return nil
 }
 
 // byFirstMessage is a gate for a connection to a port that is not of the web, at an
@@ -118,29 +80,24 @@ func (o *opening) send() error {
 // inspected host at an address that our resolver did not give.
 func (a *attached) byFirstMessage(ctx context.Context, s *splicing, buf []byte) error {
 	o := opening{s: s, buf: buf}
-	switch sh, err := o.read(a.w.cfg.Limits.SniffTimeout); {
+	switch web, err := o.read(); {
 	case err != nil:
 		return err
-	case sh == shapeOther:
-		s.gated = false
-		if err := o.send(); err != nil {
-			return err
-		}
+	case !web:
 		return passAll(s, nil)
-	case o.sent > 0:
-		return &refusedError{reason: "a request must be sent without a long pause in its first line"}
 	}
 	first := sniff(s.in, o.buf)
 	reason, judged := a.misplaced(ctx, s.f, &first)
+	s.toServer.skip = o.sent
 	switch {
 	case reason != "" && first.http:
 		return &refusedError{first.name, reason, http.StatusForbidden}
 	case reason != "":
 		return &refusedError{first.name, reason, 0}
 	case judged:
+		s.gated = true
 		return a.gateFor(ctx, &first)(s, first.head)
 	}
-	s.gated = false
 	return passAll(s, first.head)
 }
 

@@ -210,6 +210,7 @@ type upward struct {
 	watch mailWatch
 	free  bool // the server speaks another protocol
 	sent  int64
+	skip  int // bytes to come that were written before
 
 	mu   sync.Mutex
 	held []byte // not sent yet
@@ -221,6 +222,15 @@ type upward struct {
 // Write implements [io.Writer]. Its error is errMail if p must not be sent. Then
 // held ends with p.
 func (u *upward) Write(p []byte) (int, error) {
+	if u.skip > 0 {
+		n := min(u.skip, len(p))
+		u.skip -= n
+		if n == len(p) {
+			return n, nil
+		}
+		m, err := u.Write(p[n:])
+		return n + m, err
+	}
 	if u.free {
 		return u.s.up.Write(p)
 	}
