@@ -183,18 +183,24 @@ func TestPlaceholdersElsewhereStayText(t *testing.T) {
 		where string
 		set   func(r *outgoing.Request)
 	}{
-		"transcript":                     {"json /messages/0/content", media(jsonType, `{"messages":[{"role":"user","content":"the environment is KEY=`+sentinelA+` and PATH=/bin"}]}`)},
-		"whole message":                  {"json /messages/0/content", media(jsonType, `{"messages":[{"content":"`+sentinelA+`"}]}`)},
-		"JSON beside other text":         {"json /client/secret", media(jsonType, `{"client":{"secret":"SPELL:`+sentinelA+`"}}`)},
-		"key of JSON":                    {"body", media(jsonType, `{"`+sentinelA+`":1}`)},
-		"opened field in another object": {"json /x/client/secret", media(jsonType, `{"x":{"client":{"secret":"`+sentinelA+`"}}}`)},
-		"malformed JSON":                 {"body", media(jsonType, `{"client":{"secret":"`+sentinelA+`"}`)},
-		"JSON of curl -d":                {"body", media(formType, `{"client":{"secret":"`+sentinelA+`"}}`)},
-		"form with another name":         {"form code", media(formType, "code="+sentinelA)},
-		"form beside other text":         {"form client_secret", media(formType, "client_secret=x"+sentinelA)},
-		"name of a form field":           {"body", media(formType, sentinelA+"=1")},
-		"form at another path":           {"form client_secret", func(r *outgoing.Request) { media(formType, "client_secret="+sentinelA)(r); r.Path = "/oauth/tokens" }},
-		"form with another method":       {"form client_secret", func(r *outgoing.Request) { media(formType, "client_secret="+sentinelA)(r); r.Method = "PUT" }},
+		"transcript":                      {"json /messages/0/content", media(jsonType, `{"messages":[{"role":"user","content":"the environment is KEY=`+sentinelA+` and PATH=/bin"}]}`)},
+		"whole message":                   {"json /messages/0/content", media(jsonType, `{"messages":[{"content":"`+sentinelA+`"}]}`)},
+		"JSON beside other text":          {"json /client/secret", media(jsonType, `{"client":{"secret":"SPELL:`+sentinelA+`"}}`)},
+		"key of JSON":                     {"body", media(jsonType, `{"`+sentinelA+`":1}`)},
+		"opened field in another object":  {"json /x/client/secret", media(jsonType, `{"x":{"client":{"secret":"`+sentinelA+`"}}}`)},
+		"malformed JSON":                  {"body", media(jsonType, `{"client":{"secret":"`+sentinelA+`"}`)},
+		"JSON of curl -d":                 {"body", media(formType, `{"client":{"secret":"`+sentinelA+`"}}`)},
+		"form with another name":          {"form code", media(formType, "code="+sentinelA)},
+		"form beside other text":          {"form client_secret", media(formType, "client_secret=x"+sentinelA)},
+		"name of a form field":            {"body", media(formType, sentinelA+"=1")},
+		"form at another path":            {"form client_secret", func(r *outgoing.Request) { media(formType, "client_secret="+sentinelA)(r); r.Path = "/oauth/tokens" }},
+		"form with another method":        {"form client_secret", func(r *outgoing.Request) { media(formType, "client_secret="+sentinelA)(r); r.Method = "PUT" }},
+		"form that overrides its method":  {"form client_secret", media(formType, "_method=DELETE&client_secret="+sentinelA)},
+		"query that overrides the method": {"query key", func(r *outgoing.Request) { r.Path = "/v1/x"; r.Query = "_method=PUT&key=" + sentinelA }},
+		"header that overrides the method": {"path", func(r *outgoing.Request) {
+			r.Path = "/hooks/" + sentinelA
+			r.Header.Set("X-Http-Method-Override", "DELETE")
+		}},
 		"two content types": {"body", func(r *outgoing.Request) {
 			media(formType, "client_secret="+sentinelA)(r)
 			r.Header.Add("Content-Type", "text/plain")

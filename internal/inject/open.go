@@ -58,9 +58,14 @@ func (p Place) Spot() string {
 func (p Place) where() string { return strings.TrimSpace(string(p.In) + " " + short(p.Name)) }
 
 // matches reports whether r is a request that p is about. A path with a hole is
-// matched by [Place.hole].
+// matched by its caller. The attack: a place is open for POST, and a POST says in a
+// field that it is a DELETE, which the server obeys.
 func (p Place) matches(r *outgoing.Request) bool {
-	return r.Scheme == "https" && r.Method == p.Method && (p.Host == r.Host || matches(p.Host, r.Host)) && (p.In == InPath || matchPath(p.Path, r.Path))
+	if r.Scheme != "https" || r.Method != p.Method || p.Host != r.Host && !matches(p.Host, r.Host) || p.In != InPath && !matchPath(p.Path, r.Path) {
+		return false
+	}
+	methods, _ := r.Methods() // of a body that was not read, what it says is not known
+	return !slices.ContainsFunc(methods, func(m string) bool { return m != p.Method })
 }
 
 // matchPath reports whether pattern is about an escaped path.
