@@ -16,6 +16,7 @@ import (
 	"strings"
 	"testing"
 
+	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/inject"
 	"postern/internal/policy"
@@ -543,6 +544,10 @@ func TestPlacesAreKeptAndRecorded(t *testing.T) {
 		}
 		if _, err := f.s.Update(ctx, f.key, c.ID, secret.Change{Places: &[]inject.Place{}}); err != nil {
 			t.Errorf("a project's key cannot close a place: %v", err)
+		}
+		// On PostgreSQL entries wait until they are put into the chain.
+		if err := audit.NewSequencer(slog.New(slog.DiscardHandler), db).Recover(ctx); err != nil {
+			t.Fatal(err)
 		}
 		var verbs []string
 		err = db.View(ctx, func(tx *store.Tx) error {
