@@ -17,10 +17,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -64,6 +66,7 @@ type side struct {
 	dir   string
 	cache string // of templates; each checkout builds its own
 	bin   string // directory of test binaries
+	flags string // GOFLAGS
 }
 
 func (b *bench) main(ctx context.Context) error {
@@ -94,7 +97,7 @@ func (b *bench) main(ctx context.Context) error {
 		return err
 	}
 	defer os.RemoveAll(temp)
-	here := side{name: "this checkout", dir: root, cache: lookup("POSTERN_CACHE", "/var/cache/postern"), bin: filepath.Join(temp, "here")}
+	here := side{name: "this checkout", dir: root, cache: lookup("POSTERN_CACHE", "/var/cache/postern"), bin: filepath.Join(temp, "here"), flags: lookup("GOFLAGS", "")}
 	if b.against == "" {
 		err = b.measure(ctx, chosen, here)
 	} else {
@@ -142,6 +145,9 @@ func (b *bench) pair(ctx context.Context, chosen []part, here side, temp string)
 	other := side{name: b.against + " (" + hash[:12] + ")", dir: filepath.Join(temp, "checkout"), cache: filepath.Join(temp, "cache"), bin: filepath.Join(temp, "other")}
 	if err := checkout(ctx, hash, other.dir); err != nil {
 		return fmt.Errorf("check out %s: %w", other.name, err)
+	}
+	if other.flags, err = otherFlags(ctx, other.dir, here.flags); err != nil {
+		return fmt.Errorf("patch the modules of %s: %w", other.name, err)
 	}
 	if err := b.build(ctx, here, chosen); err != nil {
 		return err
@@ -227,6 +233,31 @@ func checkout(ctx context.Context, hash, dir string) error {
 		return fmt.Errorf("%w: %s", err, errs.String())
 	}
 	return nil
+}
+
+// modfileFlag is how this checkout's GOFLAGS name the go.mod that has its patched modules.
+var modfileFlag = regexp.MustCompile(`'-modfile=[^']*'|-modfile=\S*`)
+
+// otherFlags returns the GOFLAGS of another commit, which is in dir. It has patches of its
+// own, or none: with this checkout's go.mod, it would be built with this one's modules.
+func otherFlags(ctx context.Context, dir, flags string) (string, error) {
+	flags = strings.TrimSpace(modfileFlag.ReplaceAllString(flags, ""))
+	if _, err := os.Stat(filepath.Join(dir, "patches", "apply")); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return flags, nil
+		}
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, "go", "run", "./patches/apply")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS="+flags)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%w: %s", err, errs.String())
+	}
+	return strings.TrimSpace(string(out)), nil
 }
 
 // build makes what the parts need, by the checkout's own Makefile.
@@ -330,7 +361,7 @@ func (b *bench) command(ctx context.Context, s side, env []string, out io.Writer
 	cmd.Dir = s.dir
 	// Not what the make above passes on: its variables and its job server.
 	environ := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS=") })
-	cmd.Env = append(environ, "CGO_ENABLED=0", "GOFLAGS="+strings.TrimSpace(lookup("GOFLAGS", "")+" -trimpath"), "POSTERN_CACHE="+s.cache)
+	cmd.Env = append(environ, "CGO_ENABLED=0", "GOFLAGS="+strings.TrimSpace(s.flags+" -trimpath"), "POSTERN_CACHE="+s.cache)
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -75,6 +75,33 @@ func TestPair(t *testing.T) {
 	}
 }
 
+// TestTheOtherCommitIsBuiltWithItsOwnModules: its go.mod is not this checkout's, which names
+// modules that this one has patched.
+func TestTheOtherCommitIsBuiltWithItsOwnModules(t *testing.T) {
+	bare, patched := t.TempDir(), t.TempDir()
+	if err := os.MkdirAll(filepath.Join(patched, "patches", "apply"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"go.mod":                "module example.test/p\n",
+		"patches/apply/main.go": "package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\nfunc main() { fmt.Println(os.Getenv(`GOFLAGS`), `-modfile=/own/go.mod`) }\n",
+	} {
+		if err := os.WriteFile(filepath.Join(patched, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct{ dir, flags, want string }{
+		{bare, "", ""},
+		{bare, "-buildvcs=false -modfile=/here/go.mod", "-buildvcs=false"},
+		{bare, "-buildvcs=false '-modfile=/he re/go.mod' -trimpath", "-buildvcs=false  -trimpath"},
+		{patched, "-trimpath -modfile=/here/go.mod", "-trimpath -modfile=/own/go.mod"},
+	} {
+		if got, err := otherFlags(t.Context(), c.dir, c.flags); err != nil || got != c.want {
+			t.Errorf("of %q: %q, %v, want %q", c.flags, got, err, c.want)
+		}
+	}
+}
+
 // TestFewRoundsAreRefused: three rounds name noise as a loss too often.
 func TestFewRoundsAreRefused(t *testing.T) {
 	b := bench{against: "HEAD", rounds: leastRounds - 1}
