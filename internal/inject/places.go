@@ -51,11 +51,11 @@ func parts(r *outgoing.Request, secrets []Secret) []part {
 		names = append(names, name)
 	}
 	slices.Sort(names)
+	// HTTP changes the case of names on the way. A sentinel has no line break.
+	all = append(all, part{text: []byte(strings.ToLower(strings.Join(names, "\n"))), resolve: stays("name of a header field")})
 	for _, name := range names {
-		// HTTP changes the case of names on the way.
-		all = append(all, part{text: []byte(strings.ToLower(name)), resolve: stays("name of a header field")})
 		for i := range r.Header[name] {
-			all = append(all, k.headerParts(r, name, i)...)
+			all = k.appendHeader(all, r, name, i)
 		}
 	}
 	all = append(all, k.pathPart(r), k.queryPart(r))
@@ -65,12 +65,12 @@ func parts(r *outgoing.Request, secrets []Secret) []part {
 	return all
 }
 
-// headerParts is value i of a header field. In the Basic scheme (RFC 7617) it is the
-// user name and the password, decoded.
-func (k known) headerParts(r *outgoing.Request, name string, i int) []part {
+// appendHeader appends value i of a header field. In the Basic scheme (RFC 7617) it is the
+// user name and the password, decoded. Nearly every value has no sentinel: what only one
+// needs is made in resolve.
+func (k known) appendHeader(all []part, r *outgoing.Request, name string, i int) []part {
 	value := r.Header[name][i]
 	canonical := http.CanonicalHeaderKey(name)
-	where := "header " + short(canonical)
 	whole := part{text: []byte(value), encode: encodeHeader, put: func(b []byte) error {
 		r.Header[name][i] = string(b)
 		return nil
@@ -78,14 +78,13 @@ func (k known) headerParts(r *outgoing.Request, name string, i int) []part {
 	switch {
 	case canonical == authorization && strings.HasPrefix(value, "AWS4-"):
 		whole.resolve = func(h hit) fate { return k.signature(r, h) }
-		return []part{whole}
+		return append(all, whole)
 	case canonical == "Cookie":
 		whole.resolve, whole.encode = k.opened(r, InCookie, i), encodeCookie
-		return []part{whole}
+		return append(all, whole)
 	}
-	strict := credential(k.secrets, r.Host, canonical)
 	resolve := func(h hit) fate {
-		f := fate{where: where}
+		f := fate{where: "header " + short(canonical)}
 		s, usable := k.value(r, h.sentinel)
 		switch {
 		case usable && s.enters(r.Host, canonical):
@@ -95,14 +94,14 @@ func (k known) headerParts(r *outgoing.Request, name string, i int) []part {
 		default:
 			// The attack: a program sends the sentinel elsewhere, in the hope that the value
 			// is put in there.
-			f.refused = strict
+			f.refused = credential(k.secrets, r.Host, canonical)
 		}
 		return f
 	}
 	whole.resolve = resolve
 	scheme, encoded, ok := strings.Cut(value, " ")
-	if !strict || !ok || !strings.EqualFold(scheme, "basic") {
-		return []part{whole}
+	if !ok || !strings.EqualFold(scheme, "basic") || !credential(k.secrets, r.Host, canonical) {
+		return append(all, whole)
 	}
 	encoded = strings.TrimRight(strings.TrimSpace(encoded), "=")
 	credentials, err := base64.RawStdEncoding.DecodeString(encoded)
@@ -110,7 +109,7 @@ func (k known) headerParts(r *outgoing.Request, name string, i int) []part {
 		credentials, err = base64.RawURLEncoding.DecodeString(encoded)
 	}
 	if err != nil {
-		return []part{whole}
+		return append(all, whole)
 	}
 	user, password, colon := bytes.Cut(credentials, []byte(":"))
 	put := func() {
@@ -120,10 +119,11 @@ func (k known) headerParts(r *outgoing.Request, name string, i int) []part {
 		}
 		r.Header[name][i] = scheme + " " + base64.StdEncoding.EncodeToString(b)
 	}
-	return []part{
-		{text: user, resolve: resolve, encode: encodeUser, put: func(b []byte) error { user = b; put(); return nil }},
-		{text: password, resolve: resolve, encode: encodePlain, put: func(b []byte) error { password = b; put(); return nil }},
-	}
+	return append(
+		all,
+		part{text: user, resolve: resolve, encode: encodeUser, put: func(b []byte) error { user = b; put(); return nil }},
+		part{text: password, resolve: resolve, encode: encodePlain, put: func(b []byte) error { password = b; put(); return nil }},
+	)
 }
 
 // signature is the fate of an access key ID where a signature names it.
