@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -15,6 +16,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/inject"
 	"postern/internal/inspect"
+	"postern/internal/outgoing"
 	"postern/internal/policy"
 )
 
@@ -206,6 +208,28 @@ func TestOtherSandboxesOfTheProjectAreMasked(t *testing.T) {
 	w := newInspected(t, inspect.Config{Secrets: guardedVault{hosts: []string{"example.com"}, fails: true}}, handler, nil)
 	if resp, answer := do(t, w.client(w.box("i2", policy.Egress{Internet: true}), false), "GET", "https://example.com/", ""); resp.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("got %d %q although the values cannot be read", resp.StatusCode, answer)
+	}
+}
+
+// TestWhatIsApprovedAtAGuardedHostIsWhatLeaves: the answer must be plain and whole, so the
+// request asks for that before a person sees it.
+func TestWhatIsApprovedAtAGuardedHostIsWhatLeaves(t *testing.T) {
+	fields := func(h http.Header) string {
+		return fmt.Sprintf("%q %q", h.Values("Accept-Encoding"), h.Values("Range"))
+	}
+	var seen, arrived string
+	ask := policy.Verdict{Effect: policy.Ask}
+	j := &judge{all: true, decide: func(*outgoing.Request) policy.Verdict { return ask }, hold: func(r *outgoing.Request) policy.Verdict {
+		seen = fields(r.Header)
+		return policy.Verdict{Effect: policy.Allow}
+	}}
+	w := newInspected(t, inspect.Config{Judge: j, Secrets: guardedVault{hosts: []string{"example.com"}}}, func(_ http.ResponseWriter, r *http.Request) {
+		arrived = fields(r.Header)
+	}, nil)
+	c := w.client(w.box("i2", policy.Egress{Internet: true}), false)
+	resp, answer := do(t, c, "GET", "https://example.com/", "", "Range", "bytes=0-9", "Accept-Encoding", "gzip")
+	if resp.StatusCode != 200 || seen != arrived || seen != `["identity"] []` {
+		t.Errorf("got %d %q; a person saw %s, and %s arrived", resp.StatusCode, answer, seen, arrived)
 	}
 }
 

@@ -116,7 +116,7 @@ func (x *exchange) run(ctx context.Context) *refusal {
 	if bad := x.readMethods(ctx); bad != nil {
 		return bad
 	}
-	if bad := x.find(); bad != nil {
+	if bad := x.find(ctx); bad != nil {
 		return bad
 	}
 	if bad := x.judge(ctx); bad != nil {
@@ -310,7 +310,7 @@ func (x *exchange) reserve(n int64) bool {
 }
 
 // find finds the secrets of the request.
-func (x *exchange) find() *refusal {
+func (x *exchange) find(ctx context.Context) *refusal {
 	found := inject.Find(x.r, x.secrets)
 	if len(found.Foreign) > 0 {
 		return x.foreign(found.Foreign)
@@ -326,15 +326,12 @@ func (x *exchange) find() *refusal {
 			return denied("the AWS signature cannot be made anew: " + err.Error())
 		}
 	}
-	if len(x.echoes()) > 0 {
-		// A value in the answer must be found, so the answer must be plain and whole.
-		x.r.Header["Accept-Encoding"] = []string{"identity"}
-		for _, name := range []string{"Range", "If-Range"} {
-			delete(x.r.Header, name)
-		}
-		if x.upgrade {
-			delete(x.r.Header, "Sec-Websocket-Extensions") // permessage-deflate (RFC 7692)
-		}
+	guarded, err := x.s.l.guarded(ctx, x.s.conn.Host)
+	if err != nil {
+		return x.unreadable(ctx, err)
+	}
+	if len(x.echoes()) > 0 || len(guarded) > 0 {
+		x.askPlain(x.r.Header) // before a person sees the request: what he approves is what leaves
 	}
 	return nil
 }
@@ -436,7 +433,7 @@ func (x *exchange) whole(ctx context.Context) *refusal {
 	}
 	x.r.ReadMethods()
 	// The whole body can have sentinels that its beginning has not.
-	return x.find()
+	return x.find(ctx)
 }
 
 // restricted asks the bounds of the rule, and the connection's own permit.

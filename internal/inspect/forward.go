@@ -29,10 +29,9 @@ func (x *exchange) forward(ctx context.Context) *refusal {
 	r.Header = x.r.Header.Clone()
 	guarded, err := x.s.l.guarded(ctx, x.s.conn.Host)
 	if err != nil {
-		x.s.l.log.ErrorContext(ctx, "secrets of a project cannot be read", "err", err)
-		return unavailable("the secrets of the project cannot be read at the moment")
+		return x.unreadable(ctx, err)
 	}
-	if len(guarded) > 0 {
+	if len(guarded) > 0 { // since find, a secret may have been made
 		x.askPlain(r.Header)
 	}
 	mask, bad := x.putIn(ctx, &r, guarded)
@@ -97,6 +96,12 @@ func hide(mask *inject.Mask, fields ...http.Header) (masked int) {
 		masked += mask.Header(h)
 	}
 	return masked
+}
+
+// unreadable is the refusal of a request while nobody knows which values to mask.
+func (x *exchange) unreadable(ctx context.Context, err error) *refusal {
+	x.s.l.log.ErrorContext(ctx, "secrets of a project cannot be read", "err", err)
+	return unavailable("the secrets of the project cannot be read at the moment")
 }
 
 // askPlain changes a request so that a value in the answer can be found: the answer must
