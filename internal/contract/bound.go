@@ -22,6 +22,7 @@ type Grant struct {
 	// Hosts are names, or "*.name" for every name below it. For [policy.KindConnect] there
 	// may be none: then it is about Addr alone or, without Addr, about any destination.
 	Hosts  []string
+	Ports  []uint16       // for [policy.KindPermit]: those of the hosts; none means any
 	Addr   netip.AddrPort // for [policy.KindConnect]: where the hosts lead; zero if not known
 	Secret string         // for [policy.KindSecret]: its name
 	// Everyone means that it is for every sandbox of the project.
@@ -153,7 +154,7 @@ func (c *bound) lacks(g Grant) string {
 	case policy.KindConnect:
 		return c.lacksConnection(g)
 	case policy.KindRequest, policy.KindPermit, policy.KindTool:
-		return c.lacksHosts(g.Hosts)
+		return c.lacksHosts(g.Hosts, g.Ports)
 	case policy.KindSecret:
 		return c.lacksSecret(g)
 	case policy.KindSend:
@@ -186,7 +187,7 @@ func (c *bound) lacksConnection(g Grant) string {
 			}
 			return ""
 		}
-		return c.lacksHosts(g.Hosts)
+		return c.lacksHosts(g.Hosts, nil)
 	}
 	hosts := g.Hosts
 	if len(hosts) == 0 {
@@ -204,14 +205,17 @@ func (c *bound) lacksConnection(g Grant) string {
 	return ""
 }
 
-func (c *bound) lacksHosts(hosts []string) string {
+func (c *bound) lacksHosts(hosts []string, ports []uint16) string {
 	if len(hosts) == 0 {
 		return "any host"
 	}
 	n := c.Network.parse()
 	for _, h := range hosts {
 		name, err := parseHost(h)
-		if err != nil || !n.name(name) {
+		if err != nil || !n.name(name, ports...) {
+			if len(ports) > 0 && err == nil && n.name(name) {
+				return fmt.Sprintf("%s at port %d", h, ports[0])
+			}
 			return h
 		}
 		for _, p := range c.out.Packages().Hosts() {
@@ -275,13 +279,21 @@ func (b *Bounds) Credential(ctx context.Context, project, contract, secret strin
 // does. Contract must not be empty; if it cannot be read, there are none.
 func (b *Bounds) Hosts(ctx context.Context, project, contract string, hosts []string) []string {
 	c, err := b.of(ctx, project, contract)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil
-	case c.Network.parse().internet:
+	}
+	n := c.Network.parse()
+	if n.internet {
 		return hosts
 	}
-	return Narrow(hosts, c.Network.Allow)
+	names := make([]string, 0, len(n.names)) // without their ports
+	for _, p := range n.names {
+		if strings.HasPrefix(p.Name, ".") {
+			p.Name = "*" + p.Name
+		}
+		names = append(names, p.Name)
+	}
+	return Narrow(hosts, names)
 }
 
 // Narrow returns those hosts of a that are hosts of b as well. Both have names and

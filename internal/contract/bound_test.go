@@ -37,7 +37,7 @@ commands:
   allow:
     - run: ls
 network:
-  allow: [api.example.com, "*.cdn.example.net", 93.184.216.0/24]
+  allow: [api.example.com, "*.cdn.example.net", "db.example.com:5432", 93.184.216.0/24]
 packages:
   - manager: pypi
 credentials:
@@ -81,6 +81,11 @@ func TestContractIsTheCeilingOfGrants(t *testing.T) {
 	secret := func(name string, hosts ...string) contract.Grant {
 		return contract.Grant{Kind: policy.KindSecret, Secret: name, Hosts: hosts}
 	}
+	portOf := func(host string, ports ...uint16) contract.Grant {
+		g := permit(host)
+		g.Ports = ports
+		return g
+	}
 	everyone := permit("api.example.com")
 	everyone.Everyone = true
 	for _, tc := range []struct {
@@ -115,6 +120,10 @@ func TestContractIsTheCeilingOfGrants(t *testing.T) {
 		{"proposal of a narrower pattern", openContract, permit("*.a.cdn.example.net"), ""},
 		{"proposal of a wider pattern", openContract, permit("*.example.net"), "does not have *.example.net"},
 		{"proposal of a pattern below a host", openContract, permit("*.api.example.com"), "does not have *.api.example.com"},
+		{"proposal of the web's ports", openContract, portOf("api.example.com", 443, 80), ""},
+		{"proposal of another port", openContract, portOf("api.example.com", 8443), "does not have api.example.com at port 8443"},
+		{"proposal of the contract's own port", openContract, portOf("db.example.com", 5432), ""},
+		{"proposal of the web's ports where the contract has another", openContract, portOf("db.example.com", 443, 80), "does not have db.example.com at port 443"},
 		{"proposal for every sandbox", openContract, everyone, "anything for other sandboxes"},
 		{"proposal of nothing", openContract, permit(), "does not have any host"},
 		{"a secret", openContract, secret("tok", "api.example.com"), ""},
@@ -198,6 +207,18 @@ credentials:
 		if err != nil || got.Secret != want.Secret || got.Approval != want.Approval || !slices.Equal(got.Hosts, want.Hosts) {
 			t.Errorf("%s: got %+v, %v; want %+v", secret, got, err, want)
 		}
+	}
+}
+
+// TestBoundsNameHosts: a host whose contract opens another port is one that it has.
+func TestBoundsNameHosts(t *testing.T) {
+	b, name := bounds(t, openContract)
+	got := b.Hosts(t.Context(), "prj", name, []string{"db.example.com", "*.example.net", "evil.example.org"})
+	if want := []string{"db.example.com", "*.cdn.example.net"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := b.Hosts(t.Context(), "prj", "open@00", []string{"db.example.com"}); got != nil {
+		t.Errorf("of a contract that cannot be read: %q", got)
 	}
 }
 

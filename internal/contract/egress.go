@@ -113,10 +113,12 @@ func (n Network) parse() network {
 	return out
 }
 
-// name reports whether the network allows connections to a host by its name, at some
-// port.
-func (n network) name(host string) bool {
-	return n.internet || slices.ContainsFunc(n.names, func(of policy.HostPattern) bool { return hostWithin(host, of.Name) })
+// name reports whether the network allows connections to a host by its name, at one of
+// ports or, if there are none, at some port.
+func (n network) name(host string, ports ...uint16) bool {
+	return n.internet || slices.ContainsFunc(n.names, func(of policy.HostPattern) bool {
+		return hostWithin(host, of.Name) && (len(ports) == 0 || slices.ContainsFunc(ports, of.Opens))
+	})
 }
 
 // header returns the name of the header that carries the credential.

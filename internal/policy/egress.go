@@ -399,12 +399,12 @@ func (l entries) all() bool {
 
 // name says whether l names n, which is normalised, at a port. Port 0 means any.
 func (l entries) name(n string, port uint16) bool {
-	return n != "" && slices.ContainsFunc(l.names, func(p HostPattern) bool { return p.opens(port) && p.covers(n) })
+	return n != "" && slices.ContainsFunc(l.names, func(p HostPattern) bool { return p.Opens(port) && p.covers(n) })
 }
 
 // anyName reports whether l names a host at a port.
 func (l entries) anyName(port uint16) bool {
-	return slices.ContainsFunc(l.names, func(p HostPattern) bool { return p.opens(port) })
+	return slices.ContainsFunc(l.names, func(p HostPattern) bool { return p.Opens(port) })
 }
 
 // elsewhere returns one of names that l names at other ports than this one.

@@ -63,8 +63,8 @@ func (p HostPattern) Ports() []uint16 {
 	return []uint16{p.Port}
 }
 
-// opens reports whether p opens a port. Port 0 means any.
-func (p HostPattern) opens(port uint16) bool {
+// Opens reports whether p opens a port. Port 0 means any.
+func (p HostPattern) Opens(port uint16) bool {
 	return port == 0 || port == p.Port || p.Port == 0 && (port == 80 || port == 443)
 }
 
@@ -76,7 +76,7 @@ func (p HostPattern) covers(n string) bool {
 // HostsWithin reports whether the entries in of open all hosts of p at all of its ports.
 func HostsWithin(p HostPattern, of []HostPattern) bool {
 	return !slices.ContainsFunc(p.Ports(), func(port uint16) bool {
-		return !slices.ContainsFunc(of, func(o HostPattern) bool { return o.opens(port) && o.covers(p.Name) })
+		return !slices.ContainsFunc(of, func(o HostPattern) bool { return o.Opens(port) && o.covers(p.Name) })
 	})
 }
 
