@@ -592,8 +592,11 @@ func TestCommandsInTheRecordHaveNoTextOfPrograms(t *testing.T) {
 func TestARuleWithOnlyDropsOtherCredentialsAndBoundsRequests(t *testing.T) {
 	var got http.Header
 	var query string
+	body := make(chan string, 100)
 	w := newInspected(t, inspect.Config{Secrets: vault{hosts: []string{"example.com"}}}, func(_ http.ResponseWriter, r *http.Request) {
 		got, query = r.Header.Clone(), r.URL.RawQuery
+		b, _ := io.ReadAll(r.Body)
+		body <- string(b)
 	}, nil)
 	e := ruled(map[string]string{"X-Api-Key": "${e2b.secrets.github}"})
 	e.Rules["example.com"][0].Only = &policy.Only{Methods: []string{"POST"}, Paths: []string{"/v1/messages", "/v1/messages/*"}}
@@ -617,6 +620,43 @@ func TestARuleWithOnlyDropsOtherCredentialsAndBoundsRequests(t *testing.T) {
 		if resp, answer := do(t, c, tc[0], "https://example.com"+tc[1], ""); resp.StatusCode != http.StatusForbidden || got != nil || !strings.Contains(answer, "allows POST of /v1/messages") {
 			t.Errorf("%s %s: got %d %s", tc[0], tc[1], resp.StatusCode, answer)
 		}
+	}
+	// The attack: a POST in the request line, and another method where the server looks.
+	const form = "application/x-www-form-urlencoded"
+	for name, tc := range map[string]struct {
+		query, body string
+		header      []string
+	}{
+		"a header":  {"", "", []string{"X-HTTP-Method-Override", "DELETE"}},
+		"the query": {"?_method=DELETE", "", nil},
+		"a form":    {"", "a=1&_method=DELETE", []string{"Content-Type", form}},
+		"JSON":      {"", `{"_method":"DELETE"}`, []string{"Content-Type", "application/json"}},
+	} {
+		got = nil
+		req, _ := http.NewRequestWithContext(t.Context(), "POST", "https://example.com/v1/messages"+tc.query, strings.NewReader(tc.body))
+		for i := 0; i < len(tc.header); i += 2 {
+			req.Header.Set(tc.header[i], tc.header[i+1])
+		}
+		resp, err := c.Do(req)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusForbidden || got != nil {
+			t.Errorf("%s: got %d, the server got %v", name, resp.StatusCode, got)
+		}
+	}
+	// A body that is too long to be read first ends before the field.
+	for len(body) > 0 {
+		<-body
+	}
+	req, _ := http.NewRequestWithContext(t.Context(), "POST", "https://example.com/v1/messages", strings.NewReader(strings.Repeat("x=1&", 1<<19)+"_method=DELETE"))
+	req.Header.Set("Content-Type", form)
+	if resp, err := c.Do(req); err == nil {
+		resp.Body.Close()
+	}
+	if b := <-body; strings.Contains(b, "_method") {
+		t.Errorf("the server read the method of a long form, after %d bytes", len(b))
 	}
 }
 
