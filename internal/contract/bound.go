@@ -22,7 +22,7 @@ type Grant struct {
 	// Hosts are names, or "*.name" for every name below it. For [policy.KindConnect] there
 	// may be none: then it is about Addr alone or, without Addr, about any destination.
 	Hosts  []string
-	Ports  []uint16       // for [policy.KindPermit]: those of the hosts; none means any
+	Ports  []uint16       // for [policy.KindPermit]: the ports of the hosts; empty means any port
 	Addr   netip.AddrPort // for [policy.KindConnect]: where the hosts lead; zero if not known
 	Secret string         // for [policy.KindSecret]: its name
 	// Everyone means that it is for every sandbox of the project.
@@ -286,12 +286,9 @@ func (b *Bounds) Hosts(ctx context.Context, project, contract string, hosts []st
 	if n.internet {
 		return hosts
 	}
-	names := make([]string, 0, len(n.names)) // without their ports
+	names := make([]string, 0, len(n.names))
 	for _, p := range n.names {
-		if strings.HasPrefix(p.Name, ".") {
-			p.Name = "*" + p.Name
-		}
-		names = append(names, p.Name)
+		names = append(names, policy.HostPattern{Name: p.Name}.String()) // without its port
 	}
 	return Narrow(hosts, names)
 }

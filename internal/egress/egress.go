@@ -168,7 +168,7 @@ type Limits struct {
 	Records        int           // distinct events recorded per window; 100. Others are counted
 	Window         time.Duration // in which repeats are counted instead of recorded; one minute. It doubles, up to an hour, while Records is exceeded
 	DialTimeout    time.Duration // to connect to the outside; 10 seconds
-	FirstByte      time.Duration // for the first byte of a program at an address of an inspected host that the sandbox's list has, before it is taken for one that waits for the server; 300 milliseconds
+	FirstByte      time.Duration // for the first byte of a program, where the sandbox's list has the address of an inspected host; after it, the server speaks first; 300 milliseconds
 	SniffTimeout   time.Duration // for the name, or the server's protocol, to appear on a new connection; 5 seconds
 	Idle           time.Duration // after which a connection without traffic is cut; two hours
 }

@@ -36,8 +36,8 @@ func (s *splicing) greetedByOther() bool {
 }
 
 // An opening is what a program sends at first on a connection through a gate, until it
-// shows a shape. It is sent on meanwhile: a word without an end is nobody's request, and
-// its program may wait for the answer.
+// shows a shape. What has been read is sent on before that: no server acts on a request
+// line that has not ended, and the program may wait for an answer to its first word.
 type opening struct {
 	s    *splicing
 	buf  []byte
@@ -45,7 +45,8 @@ type opening struct {
 }
 
 // read reads until the shape of the opening is known, and reports whether it is that of
-// TLS or HTTP. If not, all of it has been sent on. It is no error if the program ends.
+// TLS or HTTP. If it is not, all that was read has been sent on. The end of what the
+// program sends is not an error.
 func (o *opening) read() (web bool, err error) {
 	o.s.gated = false // it is the program that writes, so mail can be captured
 	for {
@@ -61,7 +62,7 @@ func (o *opening) read() (web bool, err error) {
 		if sh == shapeWeb {
 			return true, nil
 		}
-		// As it was read: some servers take each packet for a line.
+		// Each read is written at once: some servers take each packet for a line.
 		if _, err := o.s.toServer.Write(o.buf[o.sent:]); err != nil {
 			return false, err
 		}

@@ -233,6 +233,25 @@ func TestWhatIsApprovedAtAGuardedHostIsWhatLeaves(t *testing.T) {
 	}
 }
 
+// TestASecretMadeWhileAPersonDecidesIsMasked: another sandbox stores its value at the
+// server meanwhile.
+func TestASecretMadeWhileAPersonDecidesIsMasked(t *testing.T) {
+	v := &guardedVault{}
+	ask := policy.Verdict{Effect: policy.Ask}
+	j := &judge{all: true, decide: func(*outgoing.Request) policy.Verdict { return ask }, hold: func(*outgoing.Request) policy.Verdict {
+		v.hosts = []string{"example.com"}
+		return policy.Verdict{Effect: policy.Allow}
+	}}
+	w := newInspected(t, inspect.Config{Judge: j, Secrets: v}, func(rw http.ResponseWriter, r *http.Request) {
+		io.WriteString(rw, "stored "+nameValue+" "+r.Header.Get("Range"))
+	}, nil)
+	c := w.client(w.box("i2", policy.Egress{Internet: true}), false)
+	resp, answer := do(t, c, "GET", "https://example.com/", "", "Range", "bytes=0-9")
+	if resp.StatusCode != 200 || !strings.HasPrefix(answer, "stored *") || strings.Contains(answer, nameValue) || strings.Contains(answer, "bytes=") {
+		t.Errorf("got %d %q", resp.StatusCode, answer)
+	}
+}
+
 // A logged holds a log. It is safe for concurrent use.
 type logged struct {
 	mu sync.Mutex

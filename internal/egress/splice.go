@@ -210,7 +210,7 @@ type upward struct {
 	watch mailWatch
 	free  bool // the server speaks another protocol
 	sent  int64
-	skip  int // bytes to come that were written before
+	skip  int // how many of the next bytes have been sent already
 
 	mu   sync.Mutex
 	held []byte // not sent yet

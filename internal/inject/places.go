@@ -51,7 +51,8 @@ func parts(r *outgoing.Request, secrets []Secret) []part {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	// HTTP changes the case of names on the way. A sentinel has no line break.
+	// HTTP changes the case of names on the way, so they are searched in lower case. All are
+	// one text, since no sentinel has a line break.
 	all = append(all, part{text: []byte(strings.ToLower(strings.Join(names, "\n"))), resolve: stays("name of a header field")})
 	for _, name := range names {
 		for i := range r.Header[name] {
@@ -66,8 +67,8 @@ func parts(r *outgoing.Request, secrets []Secret) []part {
 }
 
 // appendHeader appends value i of a header field. In the Basic scheme (RFC 7617) it is the
-// user name and the password, decoded. Nearly every value has no sentinel: what only one
-// needs is made in resolve.
+// user name and the password, decoded. Few values have a sentinel, so what only a sentinel
+// needs is computed in resolve.
 func (k known) appendHeader(all []part, r *outgoing.Request, name string, i int) []part {
 	value := r.Header[name][i]
 	canonical := http.CanonicalHeaderKey(name)

@@ -44,6 +44,7 @@ type exchange struct {
 	held    int64             // bytes of Link.buffered
 	only    *policy.Only      // the bounds of the rule for the host; nil: none
 	upgrade bool              // it asks for a WebSocket
+	guarded []inject.Guarded  // whose values are masked in the answer besides those of secrets
 	asked   bool              // a person, or the mode of the inbox, let exactly this request go, once
 
 	mu        sync.Mutex
@@ -309,7 +310,7 @@ func (x *exchange) reserve(n int64) bool {
 	return true
 }
 
-// find finds the secrets of the request.
+// find finds the secrets of the request, and whose values its answer could have.
 func (x *exchange) find(ctx context.Context) *refusal {
 	found := inject.Find(x.r, x.secrets)
 	if len(found.Foreign) > 0 {
@@ -326,11 +327,10 @@ func (x *exchange) find(ctx context.Context) *refusal {
 			return denied("the AWS signature cannot be made anew: " + err.Error())
 		}
 	}
-	guarded, err := x.s.l.guarded(ctx, x.s.conn.Host)
-	if err != nil {
-		return x.unreadable(ctx, err)
+	if bad := x.guard(ctx); bad != nil {
+		return bad
 	}
-	if len(x.echoes()) > 0 || len(guarded) > 0 {
+	if len(x.echoes()) > 0 || len(x.guarded) > 0 {
 		x.askPlain(x.r.Header) // before a person sees the request: what he approves is what leaves
 	}
 	return nil

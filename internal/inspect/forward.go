@@ -27,14 +27,15 @@ import (
 func (x *exchange) forward(ctx context.Context) *refusal {
 	r := *x.r
 	r.Header = x.r.Header.Clone()
-	guarded, err := x.s.l.guarded(ctx, x.s.conn.Host)
-	if err != nil {
-		return x.unreadable(ctx, err)
+	if x.asked { // while a person decided, a secret may have been made
+		if bad := x.guard(ctx); bad != nil {
+			return bad
+		}
+		if len(x.guarded) > 0 {
+			x.askPlain(r.Header)
+		}
 	}
-	if len(guarded) > 0 { // since find, a secret may have been made
-		x.askPlain(r.Header)
-	}
-	mask, bad := x.putIn(ctx, &r, guarded)
+	mask, bad := x.putIn(ctx, &r)
 	if bad != nil {
 		return bad
 	}
@@ -62,7 +63,7 @@ func (x *exchange) forward(ctx context.Context) *refusal {
 		return x.switched(ctx, resp, mask, masked)
 	}
 	defer mask.Wipe()
-	body, bad := x.answerBody(resp, mask, len(guarded) > 0)
+	body, bad := x.answerBody(resp, mask, len(x.guarded) > 0)
 	if bad != nil {
 		return bad
 	}
@@ -98,10 +99,15 @@ func hide(mask *inject.Mask, fields ...http.Header) (masked int) {
 	return masked
 }
 
-// unreadable is the refusal of a request while nobody knows which values to mask.
-func (x *exchange) unreadable(ctx context.Context, err error) *refusal {
-	x.s.l.log.ErrorContext(ctx, "secrets of a project cannot be read", "err", err)
-	return unavailable("the secrets of the project cannot be read at the moment")
+// guard reads whose values are masked in the answer besides those of the sandbox's own
+// secrets. While that is not known, the request is refused.
+func (x *exchange) guard(ctx context.Context) *refusal {
+	var err error
+	if x.guarded, err = x.s.l.guarded(ctx, x.s.conn.Host); err != nil {
+		x.s.l.log.ErrorContext(ctx, "secrets of a project cannot be read", "err", err)
+		return unavailable("the secrets of the project cannot be read at the moment")
+	}
+	return nil
 }
 
 // askPlain changes a request so that a value in the answer can be found: the answer must
@@ -117,7 +123,7 @@ func (x *exchange) askPlain(h http.Header) {
 
 // putIn replaces the sentinels in r by values. The mask hides these in the answer, those
 // of the host's other secrets, and guarded ones; it is nil if there are none.
-func (x *exchange) putIn(ctx context.Context, r *outgoing.Request, guarded []inject.Guarded) (*inject.Mask, *refusal) {
+func (x *exchange) putIn(ctx context.Context, r *outgoing.Request) (*inject.Mask, *refusal) {
 	values, list := map[string]inject.Value{}, []inject.Value{}
 	defer func() {
 		for _, v := range list {
@@ -153,7 +159,7 @@ func (x *exchange) putIn(ctx context.Context, r *outgoing.Request, guarded []inj
 			return nil, bad
 		}
 	}
-	for _, g := range guarded {
+	for _, g := range x.guarded {
 		if _, ok := values[g.ID]; ok && g.Former == 0 {
 			continue
 		}

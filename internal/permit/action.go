@@ -80,7 +80,7 @@ func (r *Register) Propose(ctx context.Context, who auth.Principal, via string, 
 	if p, err = p.Normal(); err != nil {
 		return a, err
 	}
-	g := contract.Grant{Kind: policy.KindPermit, Hosts: p.Hosts, Ports: p.ports(), Everyone: p.Scope == ForProject}
+	g := contract.Grant{Kind: policy.KindPermit, Hosts: p.Hosts, Ports: policy.HostPattern{Port: p.Port}.Ports(), Everyone: p.Scope == ForProject}
 	if v := r.bounds.Allows(ctx, who.Project, who.Contract, g); v.Effect != policy.Allow {
 		return a, fmt.Errorf("%s: %w", v.Reason, auth.ErrForbidden)
 	}

@@ -30,6 +30,7 @@ import (
 	"postern/internal/contract"
 	"postern/internal/outgoing"
 	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/store"
 )
 
@@ -97,13 +98,7 @@ func (p *Permit) names(host string, port uint16) bool {
 
 // opens reports whether p is about a port. Port 0 means any port.
 func (p *Permit) opens(port uint16) bool {
-	switch {
-	case port == 0:
-		return true
-	case p.Port == 0:
-		return port == 443 || port == 80
-	}
-	return p.Port == port
+	return policy.HostPattern{Port: p.Port}.Opens(port)
 }
 
 // allows reports whether p allows a request, whichever of its methods a server reads.

@@ -105,14 +105,6 @@ type Proposal struct {
 	Scope Scope `json:"scope,omitempty"`
 }
 
-// ports returns the ports that p is about.
-func (p Proposal) ports() []uint16 {
-	if p.Port == 0 {
-		return []uint16{443, 80}
-	}
-	return []uint16{p.Port}
-}
-
 // Normal returns p as it is stored: checked, with defaults, each list sorted and
 // without duplicates. It returns [ErrInvalid].
 func (p Proposal) Normal() (Proposal, error) {

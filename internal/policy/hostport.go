@@ -55,10 +55,10 @@ func (p HostPattern) String() string {
 	return s
 }
 
-// Ports returns the ports that p opens.
+// Ports returns the ports that p opens, 443 before 80.
 func (p HostPattern) Ports() []uint16 {
 	if p.Port == 0 {
-		return []uint16{80, 443}
+		return []uint16{443, 80}
 	}
 	return []uint16{p.Port}
 }

@@ -235,11 +235,11 @@ func checkout(ctx context.Context, hash, dir string) error {
 	return nil
 }
 
-// modfileFlag is how this checkout's GOFLAGS name the go.mod that has its patched modules.
+// modfileFlag matches the flag in this checkout's GOFLAGS that names its patched modules.
 var modfileFlag = regexp.MustCompile(`'-modfile=[^']*'|-modfile=\S*`)
 
-// otherFlags returns the GOFLAGS of another commit, which is in dir. It has patches of its
-// own, or none: with this checkout's go.mod, it would be built with this one's modules.
+// otherFlags returns the GOFLAGS that build the other commit, which is in dir. It has
+// patches of its own, or none, so the flag for this checkout's modules is removed.
 func otherFlags(ctx context.Context, dir, flags string) (string, error) {
 	flags = strings.TrimSpace(modfileFlag.ReplaceAllString(flags, ""))
 	if _, err := os.Stat(filepath.Join(dir, "patches", "apply")); err != nil {
