@@ -22,7 +22,7 @@ var layers = [][]string{
 	{"extract"}, // text out of any bytes
 	{"policy", "erofs", "mail", "mailquery", "scan", "leak", "statement", "guest", "mcpgateway", "sandbox/launch", "store", "zone", "framing", "api", "seal", "semaphore", "scrub", "outgoing", "tracing", "dockerfile", "attest", "tarpit"}, // pure rules, formats, and the database
 	{"contract", "preview", "rootfs", "erofs/erofstest", "inject", "mailservice", "publicnet", "site", "registry/registrytest", "gmail/gmailtest"},                                                                                           // what is done to outgoing requests; pure
-	{"registry", "auth", "message", "mailauth", "mailauth/dnstest", "storetest"},
+	{"registry", "lineage", "auth", "message", "mailauth", "mailauth/dnstest", "storetest"},
 	{"audit", "event"},
 	{"signing", "people", "oversight/oversighttest"},
 	{"oversight", "domain"},

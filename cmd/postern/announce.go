@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"postern/internal/auth"
+	"postern/internal/store"
 )
 
 // The files that a first start without a terminal writes to the data directory.
@@ -78,7 +79,7 @@ func announce(out io.Writer, c Config, lis *listeners, f firstStart) error {
 // not at all. It removes an old link once there is an account.
 func writeSecrets(dir string, f firstStart, link string) error {
 	if f.key != "" {
-		if err := writeDurably(filepath.Join(dir, keyFile), []byte(f.key.Reveal()+"\n")); err != nil {
+		if err := store.WriteFile(filepath.Join(dir, keyFile), []byte(f.key.Reveal()+"\n"), 0o600); err != nil {
 			return fmt.Errorf("write the project's key: %w", err)
 		}
 	}
@@ -89,7 +90,7 @@ func writeSecrets(dir string, f firstStart, link string) error {
 		}
 		return nil
 	}
-	if err := writeDurably(path, []byte(link+"\n")); err != nil {
+	if err := store.WriteFile(path, []byte(link+"\n"), 0o600); err != nil {
 		return fmt.Errorf("write the link for the first account: %w", err)
 	}
 	return nil

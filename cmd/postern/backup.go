@@ -10,6 +10,7 @@ import (
 
 	"postern/internal/audit"
 	"postern/internal/auth"
+	"postern/internal/lineage"
 	"postern/internal/store"
 )
 
@@ -20,9 +21,13 @@ func backupCommand() *command {
 		long: `
 Writes a consistent copy of the SQLite database to FILE, which must not exist,
 while the server goes on. Then copy these from the data directory: blobs (sealed
-messages), artifacts (files of runs), and server.key (the server's secret). Copy the
-images in volumes while no server runs. With PostgreSQL use pg_dump, and keep the
-file server.id with the sandboxes and volumes on this disk: it says whose they are.
+messages), artifacts and runs (files of runs), and server.key (the server's secret).
+Copy the images in volumes while no server runs. With PostgreSQL use pg_dump, and
+keep the file server.id with the sandboxes and volumes on this disk: it says whose
+they are.
+
+A server that starts on a copy asks people again about everything that was approved
+in it: the original may have sent it since.
 
 The record gets an entry, and the console's overview shows the age of the backup.
 "postern audit verify --file FILE" examines the copy.`,
@@ -43,6 +48,9 @@ The record gets an entry, and the console's overview shows the age of the backup
 			if err := errors.Join(err, db.Close()); err != nil {
 				return err
 			}
+			if err := stampBackup(ctx, file); err != nil {
+				return errors.Join(err, os.Remove(file))
+			}
 			// The copy is complete even if this fails.
 			if err := c.recordBackup(ctx, file); err != nil {
 				fmt.Fprintln(os.Stderr, "note: the backup is complete, but the record has no entry of it:", err)
@@ -50,6 +58,16 @@ The record gets an entry, and the console's overview shows the age of the backup
 			return nil
 		},
 	}
+}
+
+// stampBackup makes a backup one that a server takes for a copy, also in the data directory that it
+// is from.
+func stampBackup(ctx context.Context, file string) error {
+	db, err := store.Open(ctx, file, "postern "+revision())
+	if err != nil {
+		return fmt.Errorf("stamp backup: %w", err)
+	}
+	return errors.Join(lineage.Stamp(ctx, db), db.Close())
 }
 
 // recordBackup adds an entry that the database was copied to file. The copy is older, so it

@@ -45,7 +45,7 @@ func serverKey(dir string) ([]byte, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		key = make([]byte, 32)
 		rand.Read(key)
-		err = writeDurably(path, key)
+		err = store.WriteFile(path, key, 0o600)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("server key: %w", err)
@@ -54,18 +54,6 @@ func serverKey(dir string) ([]byte, error) {
 		return nil, fmt.Errorf("server key: %s has %d bytes, want 32", path, len(key))
 	}
 	return key, nil
-}
-
-func writeDurably(path string, data []byte) error {
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, werr := f.Write(data)
-	if err := errors.Join(werr, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
 }
 
 // A firstStart is what bootstrap made that is shown once.

@@ -17,6 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"postern/internal/api"
+	"postern/internal/store"
 )
 
 // An onboarding is the guided set-up: what the flags say, and the terminal that is asked
@@ -217,7 +218,7 @@ func (n *onboarding) write(out io.Writer, path string, text []byte, add []string
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("make the directory of the configuration: %w", err)
 	}
-	if err := writeDurably(path, text); err != nil {
+	if err := store.WriteFile(path, text, 0o600); err != nil {
 		return fmt.Errorf("write the configuration: %w", err)
 	}
 	_, err = fmt.Fprintf(out, "1. Configuration: written to %s. A server that runs reads it at its next start.\n", path)

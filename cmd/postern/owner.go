@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"postern/internal/sandbox"
+	"postern/internal/store"
 )
 
 func (c *Config) runsSandboxes() bool { return c.Sandboxes != "off" }
@@ -40,7 +41,7 @@ func serverID(dir string) (string, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		b = []byte("srv_" + rand.Text() + "\n")
-		err = writeDurably(path, b)
+		err = store.WriteFile(path, b, 0o600)
 	}
 	if err != nil {
 		return "", fmt.Errorf("id of the server: %w", err)

@@ -18,6 +18,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/delivery"
 	"postern/internal/directory"
+	"postern/internal/lineage"
 	"postern/internal/lookalike"
 	"postern/internal/mailbox"
 	"postern/internal/notify"
@@ -51,7 +52,7 @@ func (c *RecordTo) flags(fs *pflag.FlagSet) {
 	pathVar(fs, &c.CheckpointTo, "checkpoint-to", "", "`file` that holds the newest checkpoint of the audit")
 	fs.Int64Var(&c.CheckpointEvery, "checkpoint-every", 1000, "new `entries` of the audit that make a checkpoint")
 	fs.DurationVar(&c.CheckpointInterval, "checkpoint-interval", 5*time.Minute, "how long a new entry of the audit waits for a checkpoint at most")
-	fs.BoolVar(&c.AcceptRollback, "accept-rollback", false, "start although the database is older than the last signed checkpoint, or the audit was rewritten, for instance after you restored a backup; everything that waits or was approved is put before people again")
+	fs.BoolVar(&c.AcceptRollback, "accept-rollback", false, "start although the database is older than the last signed checkpoint, or the audit was rewritten, or the files of messages and runs are lost, for instance after you restored a backup; everything that waits or was approved is put before people again")
 	fs.Var(&list{values: &c.Sinks}, "audit-sink", "`URL` of a system to which entries of the audit are sent as well, such as syslog+tls://log.example:6514 or otlp+https://collector.example:4318; may be repeated. See docs/reference/audit.md")
 	fs.StringVar(&c.Traces, "traces", "", "`URL` of an OpenTelemetry collector that gets the steps of creates, resumes, pauses and forks as spans, such as otlp+http://127.0.0.1:4318; settings as for --audit-sink. postern trace shows the newest ones without it")
 }
@@ -115,10 +116,11 @@ func (d *daemon) buildRecord(ctx context.Context) (err error) {
 	return err
 }
 
-// checkRecord compares the record with what this server signed last, and puts
-// actions that cannot be trusted before people. It is called before anything is
-// executed. It returns an error if the record does not continue the signed one,
-// unless the operator accepts that.
+// checkRecord compares the record with what this server signed last, and the database with
+// the data directory, and puts actions that cannot be trusted before people. It is called
+// before anything is executed. It returns an error if the record does not continue the
+// signed one, unless the operator accepts that, and if the directories of blobs are those of
+// another database.
 func (d *daemon) checkRecord(ctx context.Context) error {
 	err := d.gate.Adopt(ctx, d.conf.AcceptRollback, sealedTables()...)
 	if errors.Is(err, audit.ErrOtherKey) {
@@ -134,6 +136,7 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 		return err
 	}
 	err = d.record.Check(ctx)
+	forked := errors.Is(err, audit.ErrFork)
 	switch {
 	case errors.Is(err, audit.ErrFork) && !d.conf.AcceptRollback:
 		// The attack: an older copy of the database, in which actions that have been
@@ -148,6 +151,12 @@ func (d *daemon) checkRecord(ctx context.Context) error {
 			return err
 		}
 	case err != nil:
+		return err
+	}
+	if err := d.matchBlobs(ctx); err != nil {
+		return err
+	}
+	if err := d.checkLineage(ctx, forked); err != nil {
 		return err
 	}
 	n, err := d.gate.Sweep(ctx)
@@ -171,16 +180,92 @@ func (d *daemon) acceptRecord(ctx context.Context, why error) error {
 	if err != nil {
 		return err
 	}
-	n, err := d.gate.Distrust(ctx, "the database was replaced by an older copy: it may have been executed since")
+	n, err := d.askAgain(ctx, audit.RecordRollback, "the database was replaced by an older copy: it may have been executed since", audit.Fields{
+		"signed_entries": strconv.FormatInt(was.Size, 10), "signed_root": base64.StdEncoding.EncodeToString(was.Root[:]), "why": why.Error(),
+	})
+	if err == nil {
+		d.log.WarnContext(ctx, "accepted a record that does not continue the signed one", "err", why, "asked_again", n)
+	}
+	return err
+}
+
+// checkLineage asks people again about everything that was approved if the database or the
+// data directory is a copy. Asked says that they were just asked, for another reason.
+func (d *daemon) checkLineage(ctx context.Context, asked bool) (err error) {
+	used, err := d.gate.Used(ctx)
 	if err != nil {
 		return err
 	}
-	d.log.WarnContext(ctx, "accepted a record that does not continue the signed one", "err", why, "asked_again", n)
-	return d.db.Update(ctx, func(tx *store.Tx) error {
-		return audit.Append(ctx, tx, auth.Principal{Kind: auth.System, ID: "record"}, audit.RecordRollback, "", audit.Fields{
-			"signed_entries": strconv.FormatInt(was.Size, 10), "signed_root": base64.StdEncoding.EncodeToString(was.Root[:]), "why": why.Error(), "asked_again": strconv.Itoa(n),
-		})
+	conf := lineage.Config{Data: d.conf.Data, Original: !used || d.record.Signed() && !asked}
+	if d.conf.Database == "" {
+		conf.File = d.conf.source()
+	}
+	if d.lineage, err = lineage.Look(ctx, d.db, conf); err != nil {
+		return err
+	}
+	if why := d.lineage.Copy(); why != "" && !asked {
+		// The attack, or the accident: what is approved in a copy was executed by the original
+		// after the copy was taken, or will be.
+		n, err := d.askAgain(ctx, audit.RecordCopy, "the database or the data directory is a copy ("+why+"): it may have been executed by the original", audit.Fields{"why": why})
+		if err != nil {
+			return err
+		}
+		d.log.WarnContext(ctx, "the database or the data directory is a copy: what was approved is put before people again", "why", why, "asked_again", n)
+	}
+	return d.db.View(ctx, func(tx *store.Tx) error {
+		e, err := audit.Last(ctx, tx, audit.Database, []audit.Verb{audit.RecordCopy, audit.RecordRollback})
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+			return nil
+		case err == nil:
+			d.gate.Void(e.At)
+		case errors.Is(err, audit.ErrUnsealed):
+			d.gate.Void(time.Now()) // somebody changed the entry: assume the worst
+		default:
+			return err
+		}
+		return nil
 	})
+}
+
+// askAgain has people asked again about every open action, ends all permits, and records
+// that, with the verb and the fields. It returns how many actions these were. Afterwards no
+// approval from before has an effect.
+func (d *daemon) askAgain(ctx context.Context, verb audit.Verb, why string, f audit.Fields) (n int, err error) {
+	who := auth.Principal{Kind: auth.System, ID: "record"}
+	if n, err = d.gate.Distrust(ctx, why); err != nil {
+		return 0, err
+	}
+	ended, err := d.permits.EndAll(ctx, who)
+	if err != nil {
+		return 0, err
+	}
+	f["asked_again"], f["permits_ended"] = strconv.Itoa(n), strconv.Itoa(ended)
+	return n, d.db.Update(ctx, func(tx *store.Tx) error {
+		return audit.Append(ctx, tx, who, verb, audit.Database, f)
+	})
+}
+
+// matchBlobs checks that the directories with the files of messages and runs are those of
+// the database.
+func (d *daemon) matchBlobs(ctx context.Context) error {
+	for _, name := range []string{"blobs", "artifacts", "runs"} {
+		dir := filepath.Join(d.conf.Data, name)
+		blobs, err := store.OpenBlobs(dir)
+		if err == nil {
+			err = lineage.Match(ctx, d.db, name, blobs, d.conf.AcceptRollback)
+		}
+		if errors.Is(err, lineage.ErrOtherBlobs) {
+			return fmt.Errorf(`%s is not the directory of this database: %w
+  Servers that share a database share the directories blobs, artifacts and runs: mount them, or make links to them.
+  If you restored the database, put the copies of these directories beside it, each with its file store.id.
+  If the files are lost, start once with --accept-rollback: messages and files of runs that were in them cannot be read any more`, dir, err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // readRecord reads the whole record once, before anything is executed: a changed
@@ -235,4 +320,16 @@ func (d *daemon) readRecord(ctx context.Context) error {
 // recordKeys are the public keys of the audit's checkpoints.
 func (d *daemon) recordKeys(ctx context.Context) ([]audit.Key, error) {
 	return d.ring.CheckpointKeys(ctx, signing.CheckpointName(d.conf.MailDomain))
+}
+
+// keepMark shows other servers of a PostgreSQL database that this one runs. If a server took
+// this one's place, while the connection was lost, that one has been told that it is a copy.
+func (d *daemon) keepMark(ctx context.Context) error {
+	for {
+		err := d.mark.Run(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		d.log.WarnContext(ctx, "another server has the mark of this one", "err", err)
+	}
 }

@@ -5,9 +5,11 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/mod/sumdb/note"
 
@@ -15,6 +17,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/oversight"
 	"postern/internal/oversight/oversighttest"
+	"postern/internal/permit"
 	"postern/internal/policy"
 	"postern/internal/signing"
 	"postern/internal/store"
@@ -62,7 +65,118 @@ func starting(t *testing.T, dir string, accept bool, x *once) *daemon {
 	d.sequencer = audit.NewSequencer(d.log, d.db)
 	d.gate = oversight.NewGate(d.log, d.db, oversighttest.Rules{})
 	d.gate.Handle("test", x)
+	d.permits = permit.New(d.log, d.db, d.gate, permit.Config{})
 	return d
+}
+
+// keeps starts d: database and directory are one another's afterwards.
+func (d *daemon) keeps(t *testing.T) {
+	t.Helper()
+	if err := d.checkRecord(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h, err := d.lineage.Keep(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCopiesAskAgain puts a copy of the database in which an action is approved, which the
+// original has executed, in places where no newer checkpoint is.
+func TestCopiesAskAgain(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		place func(t *testing.T, data, backup string) (dir string)
+		want  oversight.State
+	}{
+		{"a backup in a new directory", func(t *testing.T, data, backup string) string {
+			dir := t.TempDir()
+			sh(t, "cp", backup, filepath.Join(dir, "postern.db"))
+			sh(t, "cp", "-a", filepath.Join(data, "server.key"), filepath.Join(data, "blobs"), filepath.Join(data, "artifacts"), filepath.Join(data, "runs"), dir)
+			return dir
+		}, oversight.Pending},
+		{"a backup in the directory it is from", func(t *testing.T, data, backup string) string {
+			sh(t, "sh", "-c", "rm -f "+data+"/postern.db-* && cat "+backup+" > "+data+"/postern.db")
+			return data
+		}, oversight.Pending},
+		{"a copied directory", func(t *testing.T, data, _ string) string {
+			dir := filepath.Join(t.TempDir(), "data")
+			sh(t, "cp", "-a", data, dir)
+			return dir
+		}, oversight.Pending},
+		{"the original", func(_ *testing.T, data, _ string) string { return data }, oversight.Approved},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx, data, x := t.Context(), t.TempDir(), &once{}
+			d := starting(t, data, false, x)
+			d.keeps(t)
+			person := auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann"}
+			var a oversight.Action
+			err := d.db.Update(ctx, func(tx *store.Tx) (err error) {
+				if person.Project, _, err = auth.NewProject(ctx, tx, "p"); err != nil {
+					return err
+				}
+				agent := auth.Principal{Kind: auth.Agent, ID: "crd_1", Project: person.Project, Inbox: "i"}
+				a, err = d.gate.Propose(ctx, tx, agent, oversight.Proposal{Request: policy.Request{Kind: "test"}, Inbox: "i", Payload: []byte("once")})
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := d.gate.Decide(ctx, person, oversight.Decision{ID: a.ID, Version: 1, Digest: a.Hex(), Approve: true}); err != nil {
+				t.Fatal(err)
+			}
+			backup := filepath.Join(t.TempDir(), "copy.db")
+			var out, errs bytes.Buffer
+			if code := run(ctx, []string{"backup", "--data", data, backup}, &out, &errs); code != 0 {
+				t.Fatalf("backup: %s%s", &out, &errs)
+			}
+			if err := d.db.Close(); err != nil {
+				t.Fatal(err)
+			}
+			e := starting(t, tt.place(t, data, backup), false, x)
+			e.keeps(t)
+			got, err := e.gate.Action(ctx, person, a.ID)
+			if err != nil || got.State != tt.want {
+				t.Errorf("the action is %s, want %s; note %q, %v", got.State, tt.want, got.Note, err)
+			}
+			if _, err := e.gate.RunOne(ctx); err != nil || (x.ran == 0) != (tt.want == oversight.Pending) {
+				t.Errorf("executed %d times, %v", x.ran, err)
+			}
+			if tt.want == oversight.Approved {
+				return
+			}
+			if !e.gate.Voided(&oversight.Action{Settled: time.Now().Add(-time.Minute)}) {
+				t.Error("an approval that is used later still counts")
+			}
+			// A person says so, and it is executed.
+			if err := e.gate.Decide(ctx, person, oversight.Decision{ID: a.ID, Version: got.Version, Digest: got.Hex(), Approve: true}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := e.gate.RunOne(ctx); err != nil || x.ran != 1 {
+				t.Errorf("executed %d times after a person said so, %v", x.ran, err)
+			}
+			if err := e.db.Close(); err != nil {
+				t.Fatal(err)
+			}
+			next := starting(t, e.conf.Data, false, x)
+			next.keeps(t)
+			if next.lineage.Copy() != "" || !next.gate.Voided(&oversight.Action{Settled: time.Now().Add(-time.Minute)}) {
+				t.Errorf("the next start: a copy %q; or earlier approvals count again", next.lineage.Copy())
+			}
+		})
+	}
+}
+
+// sh runs a command.
+func sh(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
+	}
 }
 
 // TestRollback puts an older copy of the database in its place, in which what has

@@ -46,6 +46,7 @@ func (d *daemon) serve(ctx context.Context, lis *listeners) error {
 	if d.conf.KeepActions > 0 {
 		g.Go(func() error { return d.gate.RunRetention(ctx, d.conf.KeepActions) })
 	}
+	g.Go(func() error { return d.keepMark(ctx) })
 	g.Go(func() error { return d.connections.Run(ctx) })
 	g.Go(func() error { return d.permits.Run(ctx, d.wall.Projects, d.wall.Recheck) })
 	g.Go(func() error { return d.post.RunForget(ctx) })

@@ -15,6 +15,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"postern/internal/store"
 )
 
 // mailTLS returns how mail is received over TLS: with the certificate of the
@@ -73,7 +75,7 @@ func ownCertificate(path, host string, now time.Time) (*tls.Certificate, error) 
 		return nil, err
 	}
 	b = append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})...)
-	if err := writeDurably(path, b); err != nil {
+	if err := store.WriteFile(path, b, 0o600); err != nil {
 		return nil, err
 	}
 	c, err := tls.X509KeyPair(b, b)

@@ -30,6 +30,7 @@ import (
 	"postern/internal/imapserver"
 	"postern/internal/inside"
 	"postern/internal/inspect"
+	"postern/internal/lineage"
 	"postern/internal/lookalike"
 	"postern/internal/mailapi"
 	"postern/internal/mailbox"
@@ -95,8 +96,12 @@ person approved leaves for other domains only with --deliver=mx, --relay or
 --route.
 
 Several servers may share a PostgreSQL database (--database), the file
-server.key and the blobs directory. One of them runs sandboxes; the others are
-started with --sandboxes=off. A second one that would is refused.
+server.key, and the directories blobs, artifacts and runs. One of them runs
+sandboxes; the others are started with --sandboxes=off. A second one that would
+is refused, and so is one with files of its own.
+
+A database or data directory that is a copy (a restored backup, a clone of a
+machine) sends nothing that was approved in it: people are asked again.
 
 Every flag can be set by an environment variable: --mail-domain by
 POSTERN_MAIL_DOMAIN.`,
@@ -196,9 +201,11 @@ type daemon struct {
 	traces       *tracing.Recorder
 
 	runtime *gvisor.Runtime
-	hold    *store.Hold    // on the sandboxes of the database; nil without sandboxes
-	server  string         // id by which the database knows whose sandboxes are whose
-	keeper  *keeper.Keeper // nil without sandboxes; shut down only after serving: until then sandboxes of a former process may depend on it
+	hold    *store.Hold      // on the sandboxes of the database; nil without sandboxes
+	server  string           // id by which the database knows whose sandboxes are whose
+	lineage *lineage.Lineage // what tells this database from a copy
+	mark    *store.Hold      // shows other servers of the database that this one runs
+	keeper  *keeper.Keeper   // nil without sandboxes; shut down only after serving: until then sandboxes of a former process may depend on it
 
 	hooks    *webhook.Hooks
 	sampler  *sandbox.Sampler
@@ -275,6 +282,12 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	if err := d.checkRecord(ctx); err != nil {
 		return err
 	}
+	// From here on this database and this directory are no copies: what was approved in them
+	// before has been put before people.
+	if d.mark, err = d.lineage.Keep(ctx); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.mark.Close(ctx)) }()
 	// Clean up after a former process before anything is served.
 	if err := errors.Join(d.recoverSandboxes(ctx), d.post.Delivery.FreeDestinations(ctx), d.gate.Recover(ctx, d.conf.Database == "")); err != nil {
 		return err

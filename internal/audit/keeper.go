@@ -108,6 +108,13 @@ func readKept(file string) (TreeHead, error) {
 	return claimed(b)
 }
 
+// Signed reports whether there is a signed tree head that the record must continue.
+func (k *Keeper) Signed() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.last.Size > 0
+}
+
 // Check returns an error that wraps [ErrFork] if the record does not continue
 // the last signed one: the database was replaced by an older copy, or rewritten.
 // Checkpoints outside are never ahead of the database, since they are written
@@ -245,7 +252,12 @@ func ignore(err, what error) error {
 
 // keepLocked writes a checkpoint to Dir, File and Memory. A crash in between is
 // harmless: put is zero after a restart, so all of them are written again.
-func (k *Keeper) keepLocked(s Signed) error {
+func (k *Keeper) keepLocked(s Signed) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("keep checkpoint: %w", err)
+		}
+	}()
 	if s.Size == k.put {
 		return nil
 	}
@@ -253,60 +265,28 @@ func (k *Keeper) keepLocked(s Signed) error {
 		path := filepath.Join(k.conf.Dir, fmt.Sprintf("%020d%s", s.Size, Extension))
 		switch old, err := readKept(path); {
 		case err == nil && old.Root != s.Root:
-			return fmt.Errorf("keep checkpoint: %s is another of %d entries: %w", path, s.Size, ErrFork)
+			return fmt.Errorf("%s is another of %d entries: %w", path, s.Size, ErrFork)
 		case err == nil:
 		case errors.Is(err, fs.ErrNotExist):
-			if err := replace(path, s.Note, 0o644); err != nil {
+			if err := store.WriteFile(path, s.Note, 0o644); err != nil {
 				return err
 			}
 		default:
-			return fmt.Errorf("keep checkpoint: %s: %w", path, err)
+			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
 	if k.conf.File != "" {
-		if err := replace(k.conf.File, s.Note, 0o644); err != nil {
+		if err := store.WriteFile(k.conf.File, s.Note, 0o644); err != nil {
 			return err
 		}
 	}
 	if k.conf.Memory != "" {
-		if err := replace(k.conf.Memory, s.Note, 0o600); err != nil {
+		if err := store.WriteFile(k.conf.Memory, s.Note, 0o600); err != nil {
 			return err
 		}
 	}
 	k.put = s.Size
 	return nil
-}
-
-// replace writes a file atomically and durably: it syncs a temporary file, renames
-// it, and syncs the directory. A crash leaves the old content or the new.
-func replace(path string, data []byte, mode fs.FileMode) (err error) {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, ".checkpoint-*")
-	if err != nil {
-		return fmt.Errorf("keep checkpoint: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("keep checkpoint: %w", err), f.Close(), os.Remove(f.Name()))
-		}
-	}()
-	if _, err := f.Write(data); err != nil {
-		return err
-	}
-	if err := errors.Join(f.Chmod(mode), f.Sync()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return err
-	}
-	return f.Close()
 }
 
 // due reports whether a checkpoint should be made now.

@@ -174,6 +174,7 @@ const (
 	RecordBackup   Verb = "record.backup"
 	RecordSeal     Verb = "record.seal"
 	RecordBroken   Verb = "record.broken"
+	RecordCopy     Verb = "record.copy"
 	RecordRollback Verb = "record.rollback"
 
 	RequestUse  Verb = "request.use"
@@ -433,6 +434,7 @@ var verbs = map[Verb]verbRow{
 	RecordBackup:   {Info, "database copied"},
 	RecordSeal:     {Info, "rows sealed from here on"},
 	RecordBroken:   {Error, "the record does not verify"},
+	RecordCopy:     {Error, "the database or the data directory is a copy"},
 	RecordRollback: {Error, "the database is older than the record that is kept beside it"},
 
 	RequestUse:  {Info, "approved request released, once"},

@@ -481,3 +481,28 @@ func TestShowHidesNothing(t *testing.T) {
 		t.Error("a person is asked about an incomplete command")
 	}
 }
+
+// TestApprovalFromBeforeARestoreStartsNothing: the original may have started it since the
+// copy was taken.
+func TestApprovalFromBeforeARestoreStartsNothing(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		f.setPolicy(rules)
+		a := f.start(command.Config{Hold: time.Millisecond})
+		push := run(2, "git", "push")
+		a.Exec(t.Context(), f.box(), push)
+		first := f.answer(f.one(), true)
+		f.void = time.Now()
+		restored := f.start(command.Config{Hold: time.Millisecond, Dir: t.TempDir()})
+		if restored.Exec(t.Context(), f.box(), push) {
+			t.Error("it was started without a new question")
+		}
+		if again := f.one(); again.ID == first.ID {
+			t.Errorf("asked again by %s, want a new action", again.ID)
+		}
+		f.answer(f.one(), true)
+		if !restored.Exec(t.Context(), f.box(), push) {
+			t.Error("what was approved since does not start")
+		}
+	})
+}

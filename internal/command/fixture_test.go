@@ -30,6 +30,8 @@ type fixture struct {
 	gate *oversight.Gate
 	dir  string
 
+	void time.Time // approvals from before are void for servers that are started
+
 	owner auth.Principal
 }
 
@@ -52,6 +54,7 @@ func setup(t testing.TB, db *store.DB) *fixture {
 func (f *fixture) server() (*rulebook.Book, *oversight.Gate) {
 	book := rulebook.New(f.log, f.db)
 	gate := oversight.NewGate(f.log, f.db, book)
+	gate.Void(f.void)
 	gate.Handle(policy.KindChange, book)
 	return book, gate
 }

@@ -104,7 +104,7 @@ func (a *Admission) use(ctx context.Context, who auth.Principal, body []byte) (i
 			return err
 		}
 		// The attack: somebody who can write the database approves the action there.
-		if err := a.gate.Trusted(ctx, tx, &act); err != nil {
+		if err := a.gate.InForce(ctx, tx, &act); err != nil {
 			return err
 		}
 		fresh, err := oversight.Use(ctx, tx, &act, "")

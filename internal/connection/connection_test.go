@@ -182,6 +182,24 @@ func TestHeldUntilAPersonDecides(t *testing.T) {
 	})
 }
 
+// TestPassFromBeforeARestoreIsAskedAgain: the database is a copy of that in which a person
+// allowed the connection.
+func TestPassFromBeforeARestoreIsAskedAgain(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		box := auth.Principal{Kind: auth.Sandbox, ID: "i1", Project: f.owner.Project}
+		f.holds(rulesOnConnections)
+		f.connections(time.Millisecond).Permit(t.Context(), box, to(443, "api.example"))
+		a := f.read(f.waiting()[0].ID)
+		f.approve(a)
+		f.run(a)
+		f.void = time.Now()
+		if v := f.connections(time.Millisecond).Permit(t.Context(), box, to(443, "api.example")); v.Effect != policy.Deny || len(f.waiting()) != 1 {
+			t.Errorf("got %+v, with %d questions, want that it is asked about again", v, len(f.waiting()))
+		}
+	})
+}
+
 // TestSwitchesOnConnections: a switch refuses new connections, by name or all,
 // also those that a person let through, and questions to the DNS.
 func TestSwitchesOnConnections(t *testing.T) {

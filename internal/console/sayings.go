@@ -189,6 +189,7 @@ var sayings = map[audit.Verb]saying{
 	audit.RecordBackup:   {"save", "{who} made a backup of the database[, {size:bytes}].", "", ""},
 	audit.RecordSeal:     {"chain", "{who} seals rows from here on.", "", ""},
 	audit.RecordBroken:   {"chain", "The record does not verify[: {q:why}].", "broken", "bad"},
+	audit.RecordCopy:     {"chain", "The database or the data directory is a copy: {why}. What was approved in it is asked again.", "broken", "bad"},
 	audit.RecordRollback: {"chain", "The database is older than the record that is kept beside it.", "broken", "bad"},
 
 	audit.RequestUse:  {"request", "A request that was approved was released, once: {action}.", "", ""},

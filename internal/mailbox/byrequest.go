@@ -313,7 +313,7 @@ func (m *PostOffice) useRequest(ctx context.Context, who auth.Principal, id stri
 			return oversight.ErrStale
 		}
 		// The attack: somebody who can write the database approves there.
-		if err := m.gate.Trusted(ctx, tx, &a); err != nil {
+		if err := m.gate.InForce(ctx, tx, &a); err != nil {
 			return err
 		}
 		stopped, err := m.gate.InboxStoppedSince(ctx, tx, who.Project, a.Inbox, a.Request, a.Settled)
@@ -393,7 +393,7 @@ func (m *PostOffice) lastRequest(ctx context.Context, who auth.Principal, digest
 		if err != nil {
 			return err
 		}
-		if made > 0 || stopped || a.Stopped != "" || time.Since(a.Settled) > madeWithin {
+		if made > 0 || stopped || m.gate.Voided(&a) || a.Stopped != "" || time.Since(a.Settled) > madeWithin {
 			return store.ErrNotFound
 		}
 		return nil

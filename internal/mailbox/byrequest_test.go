@@ -253,6 +253,32 @@ func TestApprovedMailByRequestStopsWithASwitch(t *testing.T) {
 	}
 }
 
+// TestApprovedMailByRequestFromBeforeARestore: the original may have made the request since
+// the copy was taken.
+func TestApprovedMailByRequestFromBeforeARestore(t *testing.T) {
+	f := setup(t, storetest.SQLite(t))
+	f.judgedBy(t, modes{})
+	b, who := f.inMode(t, "alice", policy.GatedSend)
+	r := sendgrid(b.Address, "ada@example.net", "Hello")
+	door := mailbox.NewRequests(f.post, nil, 100*time.Millisecond)
+	door.Propose(t.Context(), who, r)
+	first := f.pendingOf(t, who)
+	if err := f.decide(t, f.person, first.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	f.runAll(t)
+	f.gate.Void(time.Now())
+	if v := door.Propose(t.Context(), who, r); v.Effect != policy.Deny {
+		t.Errorf("in the restored copy: %+v", v)
+	}
+	if again := f.pendingOf(t, who); again.ID == first.ID {
+		t.Errorf("asked again by %s, want a new action", again.ID)
+	}
+	if n := f.count(t, `select count(*) from mail_request`); n != 0 {
+		t.Errorf("made %d times", n)
+	}
+}
+
 func TestMailByRequestNeedsAnInboxAndWhatIsUnreadableIsAskedAbout(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	f.judgedBy(t, modes{})

@@ -52,6 +52,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -362,6 +363,8 @@ type Gate struct {
 	learn   func(ctx context.Context, tx *store.Tx, a Action) error
 	// bound checks proposals of sandboxes, see Bound; may be nil
 	bound func(ctx context.Context, tx *store.Tx, who auth.Principal, r policy.Request) error
+
+	void atomic.Int64 // approvals from before this time are void, see Void
 
 	memory *store.Memory // the latest versions that this program moved actions to, and attempts of their parts
 }

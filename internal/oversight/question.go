@@ -46,6 +46,9 @@ func (g *Gate) Current(ctx context.Context, tx *store.Tx, a *Action) error {
 	if a.State != Done {
 		return nil
 	}
+	if g.Voided(a) {
+		return store.ErrNotFound
+	}
 	// Turning a switch off restores nothing, also not what was approved before.
 	stopped, err := g.StoppedSince(ctx, tx, a.Project, a.Request, a.Settled)
 	if err == nil && (stopped || a.Stopped != "") { // since it was done, or since it was claimed

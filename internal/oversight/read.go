@@ -81,6 +81,15 @@ func (g *Gate) Find(ctx context.Context, tx *store.Tx, who auth.Principal, id st
 	return g.read(ctx, tx, who, id)
 }
 
+// Used reports whether anything was ever proposed.
+func (g *Gate) Used(ctx context.Context) (used bool, err error) {
+	var n int
+	err = g.db.View(ctx, func(tx *store.Tx) error {
+		return tx.One(ctx, `select count(*) from (select 1 from action limit 1) as one`, nil, &n)
+	})
+	return n > 0, wrap("look for actions", err)
+}
+
 // InboxOf returns the id of the inbox of an action of who's project. It may be
 // empty.
 func (g *Gate) InboxOf(ctx context.Context, who auth.Principal, id string) (inbox string, err error) {

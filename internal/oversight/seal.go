@@ -199,15 +199,39 @@ func (g *Gate) trust(ctx context.Context, tx *store.Tx, a *Action) (row map[stri
 }
 
 // Trusted returns an error that wraps [ErrTampered] unless this program wrote the row
-// of a, which was read in tx. An executor whose effect comes after the action is done
-// calls it before that effect, in a [store.DB.View] or in the action's turn: elsewhere
-// the row and its record may be of two moments.
+// of a, which was read in tx: in a [store.DB.View] or in the action's turn, since elsewhere
+// the row and its record may be of two moments. An executor whose effect comes once, after
+// the action is done, calls [Gate.InForce] before that effect.
 func (g *Gate) Trusted(ctx context.Context, tx *store.Tx, a *Action) error {
 	if !tx.Steady(a.turn()) {
 		return fmt.Errorf("check action %s of %s in the turn of %s: %w", a.ID, a.turn(), tx.Turn(), ErrStale)
 	}
 	_, err := g.trust(ctx, tx, a)
 	return err
+}
+
+// ErrRestored means that an approval is from before the database was found to be an older
+// copy, or a clone: it may have been used since. It is an [ErrStale].
+var ErrRestored = fmt.Errorf("it was approved before this database was restored or copied, and may have been carried out since: ask again: %w", ErrStale)
+
+// Void makes every approval from before a moment void: [Gate.Distrust] has people asked
+// again about what is open, and an approval of which the effect comes later, when a sandbox
+// uses it, has no effect any more. The zero time makes none void. It is called before
+// anything is executed.
+func (g *Gate) Void(before time.Time) { g.void.Store(store.Time(before)) }
+
+// Voided reports whether a was done before the moment of [Gate.Void].
+func (g *Gate) Voided(a *Action) bool {
+	return !a.Settled.IsZero() && store.Time(a.Settled) < g.void.Load()
+}
+
+// InForce is [Gate.Trusted] for an approval that is used now, and returns [ErrRestored] if
+// it is void.
+func (g *Gate) InForce(ctx context.Context, tx *store.Tx, a *Action) error {
+	if g.Voided(a) {
+		return fmt.Errorf("use action %s: %w", a.ID, ErrRestored)
+	}
+	return g.Trusted(ctx, tx, a)
 }
 
 // seal seals a's row as tx has written it, and remembers its version once tx is

@@ -34,3 +34,30 @@ func (r *Register) EndOf(ctx context.Context, who auth.Principal, sandbox string
 	}
 	return nil
 }
+
+// EndAll ends every permit of every project, and returns how many. It is for a database
+// that turns out to be a copy: a person may have ended them since.
+func (r *Register) EndAll(ctx context.Context, who auth.Principal) (n int, err error) {
+	now := time.Now()
+	var held []Permit
+	err = r.db.Update(ctx, func(tx *store.Tx) error {
+		if held, err = store.List(ctx, tx, scan, `select `+columns+` from permit where ended_at = 0 and until_at > $1`, store.Time(now)); err != nil {
+			return err
+		}
+		for i := range held {
+			if err := end(ctx, tx, who, &held[i], now); err != nil {
+				return err
+			}
+		}
+		tx.AfterCommit(func() {
+			for i := range held {
+				r.forget(held[i].Project)
+			}
+		})
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("end all permits: %w", err)
+	}
+	return len(held), nil
+}

@@ -3,6 +3,7 @@ package request_test
 import (
 	"log/slog"
 	"testing"
+	"time"
 
 	"postern/internal/auth"
 	"postern/internal/oversight"
@@ -17,6 +18,8 @@ type fixture struct {
 	db   *store.DB
 	book *rulebook.Book
 	gate *oversight.Gate
+
+	void time.Time // approvals from before are void for servers that are started
 
 	owner auth.Principal
 }
@@ -40,6 +43,7 @@ func setup(t testing.TB, db *store.DB) *fixture {
 func (f *fixture) server(db *store.DB) (*rulebook.Book, *oversight.Gate) {
 	book := rulebook.New(f.log, db)
 	gate := oversight.NewGate(f.log, db, book)
+	gate.Void(f.void)
 	gate.Handle(policy.KindChange, book)
 	return book, gate
 }

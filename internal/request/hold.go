@@ -170,7 +170,7 @@ func (a *Admission) use(ctx context.Context, who auth.Principal, qs []question, 
 				return err
 			}
 			// The attack: somebody who can write the database approves there.
-			if err := a.gate.Trusted(ctx, tx, &act); err != nil {
+			if err := a.gate.InForce(ctx, tx, &act); err != nil {
 				return err
 			}
 			if qs[i].first {

@@ -305,6 +305,30 @@ func TestApprovedRequestIsMadeOnce(t *testing.T) {
 	})
 }
 
+// TestApprovalFromBeforeARestoreIsNotUsed: the original may have made the request since the
+// copy was taken.
+func TestApprovalFromBeforeARestoreIsNotUsed(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		f.holds(rules)
+		ctx := t.Context()
+		r := func() *outgoing.Request { return get("POST", "/v1/orders", `{"n":1}`) }
+		f.start(time.Millisecond).ask(ctx, f.box(), r())
+		first := f.decide(true)
+		f.void = time.Now()
+		restored := f.start(time.Millisecond)
+		if v := restored.ask(ctx, f.box(), r()); v.Effect != policy.Deny {
+			t.Errorf("got %+v, want that it is asked about again", v)
+		}
+		if again := f.decide(true); again.ID == first.ID {
+			t.Errorf("asked again by %s, want a new action", again.ID)
+		}
+		if v := restored.ask(ctx, f.box(), r()); v.Effect != policy.Allow {
+			t.Errorf("got %+v for what was approved since", v)
+		}
+	})
+}
+
 func TestHeldRequestGoesOnWhenApproved(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
 	f.holds(rules)

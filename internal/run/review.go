@@ -65,7 +65,7 @@ func (s *Service) earlierApproval(ctx context.Context, tx *store.Tx, r *Run) (ac
 		}
 		// The attack: somebody who can write the database presents a contract that nobody
 		// has seen as an approved one.
-		if err := s.gate.Trusted(ctx, tx, &a); err != nil {
+		if err := s.gate.InForce(ctx, tx, &a); err != nil {
 			continue
 		}
 		var p payload
@@ -221,7 +221,7 @@ func (s *Service) checkApproved(ctx context.Context, r *Run) error {
 		if err != nil {
 			return fmt.Errorf("review of the run: %w", err)
 		}
-		if err := s.gate.Trusted(ctx, tx, &a); err != nil {
+		if err := s.gate.InForce(ctx, tx, &a); err != nil {
 			return fmt.Errorf("review of the run: %w", err)
 		}
 		sum := sha256.Sum256(r.payload)

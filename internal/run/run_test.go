@@ -598,6 +598,43 @@ func TestSDKSandboxesAreBound(t *testing.T) {
 	})
 }
 
+// TestReviewsFromBeforeARestoreStartNothing: a run that was approved, a retry of it and a
+// sandbox under its contract are reviewed again in a restored copy: the original may have
+// performed the run.
+func TestReviewsFromBeforeARestoreStartNothing(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		ctx := t.Context()
+		if _, err := f.runs.PutContract(ctx, f.keyed, "report", report); err != nil {
+			t.Fatal(err)
+		}
+		req := sandbox.Request{Options: sandbox.Options{Timeout: time.Hour}}
+		_, err := f.runs.Sandbox(ctx, f.keyed, "report", req)
+		waits, ok := errors.AsType[*run.ReviewError](err)
+		if !ok {
+			t.Fatalf("before the review: %v", err)
+		}
+		f.decide(run.Run{Action: waits.Action}, true)
+		r := f.propose(f.keyed, job())
+		f.decide(r, true) // nothing performs runs: it is about to start
+		f.restart()
+		f.gate.Void(time.Now())
+		if err := f.runs.Recover(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.runs.Sandbox(ctx, f.keyed, "report", req); !errors.Is(err, run.ErrReview) {
+			t.Errorf("a sandbox by the earlier review: %v", err)
+		}
+		if again := f.propose(f.keyed, job()); again.Approved != "" {
+			t.Errorf("a retry is approved by %s", again.Approved)
+		}
+		defer f.serve()()
+		if r = f.until(r.ID, run.Ended); f.fleet.alive() != 0 || len(f.fleet.boxes) != 0 || !strings.Contains(r.Reason, "before this database was restored") {
+			t.Errorf("the run is %s, %s, in %d sandboxes", r.Outcome, r.Reason, len(f.fleet.boxes))
+		}
+	})
+}
+
 // TestContractLimitsMail: a sandbox proposes no more mail than its contract allows,
 // through any interface.
 func TestContractLimitsMail(t *testing.T) {

@@ -228,7 +228,7 @@ func (s *Service) lastReview(ctx context.Context, who auth.Principal, c *contrac
 			return nil
 		}
 		// The attack: the row of another action, or a changed one, stands for the review.
-		if a.Kind != policy.KindRun || s.gate.Trusted(ctx, tx, &a) != nil || r.Contract.Digest() != c.Digest() {
+		if a.Kind != policy.KindRun || s.gate.InForce(ctx, tx, &a) != nil || r.Contract.Digest() != c.Digest() {
 			return store.ErrNotFound
 		}
 		if stopped, err := s.gate.StoppedSince(ctx, tx, who.Project, r.request(), a.Settled); err != nil {

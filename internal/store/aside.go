@@ -2,8 +2,11 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Aside runs fn in a transaction that writes without taking its turn: beside those of
@@ -24,6 +27,30 @@ func (tx *Tx) Concurrent() bool { return tx.postgres }
 
 // Concurrent is [Tx.Concurrent] of the database's transactions.
 func (db *DB) Concurrent() bool { return db.postgres }
+
+// Cluster returns what distinguishes a PostgreSQL database from copies of it: the
+// identifier of its cluster, the timeline, which a recovery to an earlier moment and the
+// promotion of a standby change, and the number of a table, which is another one in a
+// database that was restored from a dump. It is empty for SQLite. A user who may not
+// read the first two gets the last one alone.
+func (db *DB) Cluster(ctx context.Context, table string) (string, error) {
+	if !db.postgres {
+		return "", nil
+	}
+	var oid string
+	if err := db.read.QueryRowContext(ctx, `select $1::regclass::oid::text`, table).Scan(&oid); err != nil {
+		return "", fmt.Errorf("identify database: %w", err)
+	}
+	var system, timeline string
+	err := db.read.QueryRowContext(ctx, `select (select system_identifier::text from pg_control_system()), (select timeline_id::text from pg_control_checkpoint())`).Scan(&system, &timeline)
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == "42501" { // insufficient privilege
+		return oid, nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("identify database: %w", err)
+	}
+	return system + " " + timeline + " " + oid, nil
+}
 
 // Number names something that tx inserts: a random number of tx, never 0, and how many
 // were numbered in tx before.

@@ -1,12 +1,14 @@
 package store
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 )
@@ -35,6 +37,25 @@ func OpenBlobs(dir string) (*Blobs, error) {
 
 // blobID is strict because an id becomes a file name.
 var blobID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9_]{3,64}$`) })
+
+// idFile is the file in a directory of blobs that names the directory. Its name is not
+// that of a blob.
+const idFile = "store.id"
+
+// ID returns the name of the directory, which it makes once: copies of the directory have
+// it as well.
+func (b *Blobs) ID() (string, error) {
+	path := filepath.Join(b.dir, idFile)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		data = []byte("blo_" + rand.Text() + "\n")
+		err = WriteFile(path, data, 0o600)
+	}
+	if err != nil {
+		return "", fmt.Errorf("read name of blobs: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}
 
 // path returns the file of a blob. It refuses everything that is not a plain ID,
 // so that no name leads out of the directory.
@@ -153,7 +174,7 @@ func (b *Blobs) Old(before time.Time, fn func(ids []string) error) error {
 		return fn(ids)
 	}
 	err := filepath.WalkDir(b.dir, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || e.IsDir() {
+		if err != nil || e.IsDir() || e.Name() == idFile {
 			return gone(err)
 		}
 		i, err := e.Info()

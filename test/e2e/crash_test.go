@@ -119,8 +119,24 @@ func database(t testing.TB) string {
 	return url
 }
 
+// shareFiles makes data directories share the files of messages and runs with the first.
+func shareFiles(t testing.TB, first string, others ...string) {
+	t.Helper()
+	for _, name := range []string{"blobs", "artifacts", "runs"} {
+		dir := filepath.Join(first, name)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for _, other := range others {
+			if err := os.Symlink(dir, filepath.Join(other, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // pair returns the functions that start two servers on one PostgreSQL database. They
-// share the key and the blobs.
+// share the key and the files.
 func pair(t testing.TB, url string, flags ...string) []func() *server {
 	t.Helper()
 	flags = append(flags, "--database", url, "--cold", "--pool-max", "0")
@@ -132,13 +148,7 @@ func pair(t testing.TB, url string, flags ...string) []func() *server {
 			t.Fatal(err)
 		}
 	}
-	blobs := filepath.Join(one, "blobs")
-	if err := os.Mkdir(blobs, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(blobs, filepath.Join(other, "blobs")); err != nil {
-		t.Fatal(err)
-	}
+	shareFiles(t, one, other)
 	// Only one server may run sandboxes. The other serves mail and people.
 	return []func() *server{
 		func() *server { return start(t, one, flags...) },
@@ -444,11 +454,23 @@ func TestSecondServerMayNotRunSandboxes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	shareFiles(t, one, other, third)
 	first := start(t, one, flags...)
 	args := append([]string{"up", "--data", other, "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0"}, flags...)
 	out, err := exec.Command(first.bin, args...).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "another server runs the sandboxes") || !strings.Contains(string(out), one) || !strings.Contains(string(out), "--sandboxes=off") {
 		t.Fatalf("a second server: %v\n%s", err, out)
+	}
+	// The accident: it shares the database and not the files, and lists messages that it
+	// cannot read.
+	fourth := t.TempDir()
+	if err := os.WriteFile(filepath.Join(fourth, "server.key"), key, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args = append([]string{"up", "--data", fourth, "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0", "--sandboxes", "off"}, flags...)
+	out, err = exec.Command(first.bin, args...).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), filepath.Join(fourth, "blobs")) || !strings.Contains(string(out), "share the directories") {
+		t.Fatalf("a server with files of its own: %v\n%s", err, out)
 	}
 	mail := start(t, third, append(slices.Clip(flags), "--sandboxes", "off")...)
 	resp, err := (&http.Client{Timeout: time.Minute}).Get("http://" + mail.web + "/sandboxes")

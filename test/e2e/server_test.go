@@ -25,6 +25,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -94,13 +95,20 @@ var (
 // come after them on the command line, and may override them.
 func start(t testing.TB, data string, flags ...string) *server {
 	t.Helper()
+	return startBy(t, nil, data, flags...)
+}
+
+// startBy is start with the words of a command that executes the program, before it.
+func startBy(t testing.TB, by []string, data string, flags ...string) *server {
+	t.Helper()
 	s := &server{t: t, bin: postern(t), data: data, log: &lockedBuffer{}, done: make(chan error, 1)}
 	last := "  data  " // the last line that every start prints
 	if _, err := os.Stat(filepath.Join(data, "postern.db")); errors.Is(err, fs.ErrNotExist) {
 		last = "/" + linkFile // and the last of a first one
 	}
-	args := append([]string{"up", "--data", data, "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0"}, flags...)
-	s.cmd = exec.Command(s.bin, args...)
+	args := append(slices.Clip(by), s.bin, "up", "--data", data, "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0")
+	args = append(args, flags...)
+	s.cmd = exec.Command(args[0], args[1:]...)
 	s.cmd.Stderr = s.log
 	out, err := s.cmd.StdoutPipe()
 	if err != nil {
