@@ -37,6 +37,7 @@ var layers = [][]string{
 	{"imapmail", "build"}, // mailboxes over IMAP; templates of projects
 	{"imapserver"},        // an inbox in mail programs
 	{"run"},               // runs by contract
+	{"orders"},            // what clients have sandboxes do
 	{"door"},              // what doors over HTTP do alike
 	{"e2bapi", "mailapi", "multimail", "mcpserver", "bridge", "console", "notary", "guide", "verification"}, // the doors
 	{"emailsandbox"}, // another door to mcpserver's tools

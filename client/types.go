@@ -154,6 +154,7 @@ type (
 	Permit                = api.Permit
 	SandboxCommand        = api.SandboxCommand
 	SandboxCommands       = api.SandboxCommands
+	SandboxOrder          = api.SandboxOrder
 	Trace                 = api.Trace
 	TraceStep             = api.TraceStep
 	Scope                 = api.Scope

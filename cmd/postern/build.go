@@ -32,6 +32,7 @@ import (
 	"postern/internal/multimail"
 	"postern/internal/notary"
 	"postern/internal/oauth"
+	"postern/internal/orders"
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/permit"
@@ -258,7 +259,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	d.e2b = e2bapi.New(d.log, d.db, d.fleet, d.post, e2bapi.Config{ //nolint:contextcheck // its proxy uses each request's
 		Domain: d.conf.Domain, Ceiling: d.conf.ceiling(), Hosts: d.conf.Hosts, PublicPorts: d.conf.PublicPorts, MaxConnections: d.conf.MaxConnections,
 		Limits: d.conf.limits(), Volumes: d.vols, Secrets: d.secrets, Webhooks: d.hooks, Metrics: d.sampler, Logs: d.logbook, SealProxy: d.proxyKey.Seal,
-		Catalog: catalog, Tools: d.requests, Builds: d.builds, Runs: d.runs, UploadKey: key, HTTPS: d.conf.HTTPS, CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB,
+		Commands: d.commands, Catalog: catalog, Tools: d.requests, Builds: d.builds, Runs: d.runs, UploadKey: key, HTTPS: d.conf.HTTPS, CPUs: d.conf.CPUs, MemoryMB: d.conf.MemoryMB, DiskMB: d.conf.DiskMB,
 	})
 	var find func(context.Context, auth.Principal, string) (string, string, error)
 	if d.conf.runsSandboxes() {
@@ -268,7 +269,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		d.oauth = oauth.New(d.log, d.db, d.post, oauth.Config{Site: newSite(d.conf, lis)})
 	}
 	d.mcp = mcpserver.New(d.log, d.db, d.gate, d.post, d.fleet, mcpserver.Config{
-		Template: find, Ceiling: d.conf.ceiling(), Domains: d.doms,
+		Template: find, Ceiling: d.conf.ceiling(), Domains: d.doms, Inside: orders.Record(d.fleet.Transport(), d.commands, admission.ViaMCP),
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Site: newSite(d.conf, lis), Issuers: d.conf.OAuthIssuers, OAuth: d.oauth != nil, Permits: d.permits, Denials: d.denials, Runs: d.runs, Artifacts: d.exports,
 	})
 	if d.notify, err = d.newNotifier(lis, client); err != nil {
@@ -290,6 +291,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people, Book: d.book, Hooks: d.hooks, Secrets: d.secrets, Permits: d.permits,
 		Prompt: d.prompt, Record: d.record, RecordKeys: d.recordKeys, Notify: d.notify, OAuth: d.oauth, Runs: d.runs, RunFiles: d.exports, RunReports: d.prover,
 		Mailboxes: d.mailboxes, Gmail: d.gmailSignIns, Data: d.conf.Data, KeepPaused: d.conf.KeepPaused, Commands: d.commands, Builds: d.builds,
+		Inside:  orders.Record(d.fleet.Transport(), d.commands, admission.ViaConsole),
 		Samples: d.sampler, Logs: d.logbook, Casts: d.casts, PortAddress: d.portAddress(lis),
 	})
 	return d.buildWeb(lis)

@@ -42,6 +42,7 @@ and write rules such as these:
   zone: Europe/Berlin               # of hour and weekday; UTC if left out
   grave: [lookalike, hidden_recipient, second_account, secret]
                                     # findings that an approver must tick; these if left out
+  record: [input]                   # digests of what is typed in sandboxes; none if left out
   rules:
     - id: programs
       kind: email.send              # or a list of kinds; left out: all

@@ -112,13 +112,15 @@ on with --stdin.`,
 				run: onServer(c, s.logs),
 			},
 			{
-				use: "commands ID", short: "print which programs were started in a sandbox", lists: true, complete: ids,
+				use: "commands ID", short: "print what was done in a sandbox", lists: true, complete: ids,
 				long: `
-Prints which programs were started in a sandbox, as its kernel saw them, also those
-that shells, interpreters and scripts started. The record of a sandbox is kept for a
-week after its end. The first line has the counts. The other lines show the newest
-starts, with the duration and the exit status of each. Code in the sandbox chose the
-names and arguments.`,
+Prints what was done in a sandbox, on one timeline: which programs were started, as
+its kernel saw them, also those that shells, interpreters and scripts started; and
+what clients had it do, as this server saw it: cells of code by their digests, files
+that they read and wrote, input to processes by its size. The record of a sandbox is
+kept for a week after its end. The first line has the counts. Each other line shows
+the duration and the exit status of a program, or the door of a client: sdk, mcp or
+console. Code in the sandbox and clients chose the names and arguments.`,
 				example: "postern sandbox commands ID\npostern sandbox commands ID --limit 1000 --json",
 				flags: func(fs *pflag.FlagSet) {
 					fs.IntVar(&s.limit, "limit", 100, "at most this many of the newest `commands`, up to 1000")
@@ -386,15 +388,57 @@ func (s *sandboxTool) commands(ctx context.Context, l *local, args []string, out
 	if out.json {
 		return out.object(r)
 	}
-	fmt.Fprintf(out, "%d started, %d refused, %d held", r.Started, r.Refused, r.Held)
+	fmt.Fprintf(out, "%d started, %d refused, %d held, %d ordered by clients", r.Started, r.Refused, r.Held, r.Ordered)
 	if !r.Complete {
 		fmt.Fprintf(out, "; the record is not complete, %d events were lost", r.Missed)
 	}
 	fmt.Fprintln(out)
+	type event struct {
+		at   time.Time
+		line string
+	}
+	var events []event
 	for _, c := range r.Commands {
-		fmt.Fprintf(out, "%s  %8s  %-8s  %s\n", c.Time.Local().Format(time.DateTime), commandTime(c), commandEnd(c), printable(startedLine(c)))
+		events = append(events, event{c.Time, fmt.Sprintf("%8s  %-8s  %s", commandTime(c), commandEnd(c), printable(startedLine(c)))})
+	}
+	for _, o := range r.Orders {
+		if line := orderLine(&o); line != "" {
+			events = append(events, event{o.Time, fmt.Sprintf("%8s  %-8s  %s", "-", o.Via, printable(line))})
+		}
+	}
+	slices.SortStableFunc(events, func(a, b event) int { return a.at.Compare(b.at) })
+	for _, e := range events[max(0, len(events)-s.limit):] {
+		fmt.Fprintf(out, "%s  %s\n", e.at.Local().Format(time.DateTime), e.line)
 	}
 	return nil
+}
+
+// orderLine describes what a client had a sandbox do; "" for commands that were started,
+// which have lines of their own.
+func orderLine(o *client.SandboxOrder) string {
+	size := ""
+	if o.Size != nil {
+		size = fmt.Sprintf(", %d bytes", *o.Size)
+	}
+	if o.SHA256 != "" {
+		size += ", sha256 " + o.SHA256
+	}
+	switch o.Op {
+	case "run", "terminal":
+		if o.PID != 0 {
+			return ""
+		}
+		return "[not started] " + strings.Join(o.Args, " ")
+	case "code":
+		return cmp.Or(o.Lang, "default") + " code" + size
+	case "input":
+		return "input to " + o.Tag + size
+	case "signal":
+		return strings.Join(append(o.Args, "to", cmp.Or(o.Tag, "pid "+strconv.Itoa(o.PID))), " ")
+	case "move", "compose":
+		return o.Op + " " + strings.ReplaceAll(o.Path, "\n", ", ") + " to " + o.To
+	}
+	return o.Op + " " + strings.ReplaceAll(o.Path, "\n", ", ") + size
 }
 
 // commandTime returns how long a program ran, for a table.
@@ -432,8 +476,7 @@ func startedLine(c client.SandboxCommand) string {
 	}
 	for _, arg := range c.Args {
 		if len(arg) >= manySpaces && strings.Trim(arg, " ") == "" {
-			// The guest puts the command into a warm shell later, which the kernel does not see.
-			words = append(words, fmt.Sprintf("<%d spaces, as of the guest's prepared shell>", len(arg)))
+			words = append(words, fmt.Sprintf("<%d spaces>", len(arg)))
 			continue
 		}
 		arg = shortSpaces(arg)

@@ -20,6 +20,33 @@ type SandboxCommands struct {
 	Ended    bool              `json:"ended"`    // the sandbox has ended, and these counts are in the audit
 
 	Commands []SandboxCommand `json:"commands"` // the newest, in the order of their starts
+
+	Ordered uint64         `json:"ordered"` // what clients had the sandbox do, in all
+	Orders  []SandboxOrder `json:"orders"`  // the newest, in order
+}
+
+// A SandboxOrder is what a client had a sandbox do, as the server saw it before the sandbox
+// did. Commands are what came of it.
+type SandboxOrder struct {
+	Time time.Time `json:"time"`
+	Via  string    `json:"via,omitempty"` // sdk, mcp or console; absent for input
+	Op   string    `json:"op"`            // run, terminal, code, input, signal, read, write, compose, mkdir, move or remove
+
+	Args  []string `json:"args,omitempty"`     // of run and terminal, and the signal; at most 4 KiB, secrets masked
+	Exact bool     `json:"exact"`              // args is exactly what was ordered
+	Dir   string   `json:"dir,omitempty"`      // as the client wrote it; absent means the user's home
+	User  string   `json:"user,omitempty"`     // as the client wrote it; absent means the default user
+	Tag   string   `json:"tag,omitempty"`      // the client's name of the process; of code that of the context
+	PID   int      `json:"pid,omitempty"`      // of the process; absent if it is not known
+	Path  string   `json:"path,omitempty"`     // of files, as the client wrote it; several are on lines of their own
+	To    string   `json:"to,omitempty"`       // where a file goes
+	Lang  string   `json:"language,omitempty"` // of code, as the client wrote it
+
+	Size   *int64 `json:"size,omitempty"`   // of code, input or a file, in bytes; absent if it is not known
+	SHA256 string `json:"sha256,omitempty"` // of code, or of input where the policy asks for it, in hexadecimal
+	Stdout int64  `json:"stdout,omitempty"` // bytes that the client got; of code all of the answer
+	Stderr int64  `json:"stderr,omitempty"`
+	Done   bool   `json:"done"` // the sizes are final
 }
 
 // A SandboxCommand is a start of a program in a sandbox.
@@ -43,4 +70,5 @@ type SandboxCommand struct {
 	Duration int64     `json:"duration_us,omitempty"` // microseconds, if it has ended
 	Exit     *int      `json:"exit,omitempty"`        // exit code; absent while it runs, or if the process has executed another program
 	Signal   int       `json:"signal,omitempty"`      // that ended it
+	Prepared bool      `json:"prepared,omitempty"`    // a prepared shell ran it: args is what the client ordered
 }

@@ -198,7 +198,7 @@ func (a *Admission) Record(ctx context.Context, sandboxID string) (Record, error
 		defer l.mu.Unlock()
 	}
 	r, err := readRecord(a.conf.Dir, sandboxID)
-	if l != nil && l.failed {
+	if l != nil && l.lost > 0 {
 		r.Complete = false
 	}
 	return r, err

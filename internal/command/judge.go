@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"postern/internal/auth"
@@ -179,10 +180,8 @@ func (a *Admission) byRules(ctx context.Context, who auth.Principal, s *Start) p
 	if f.Policy == nil {
 		return refused("the project's policy cannot be read: nothing is started until an owner has replaced it")
 	}
-	ruled := slices.ContainsFunc(f.Policy.Clauses(), func(c policy.Clause) bool { return slices.Contains(c.Kinds, policy.KindExec) })
-	if !ruled && s.Contract == "" && !slices.ContainsFunc(f.Switches, func(w oversight.Switch) bool {
-		return w.Scope == oversight.ScopeCapability && w.Target == string(policy.KindExec)
-	}) {
+	ruled := ruled(f.Policy)
+	if !ruled && s.Contract == "" && !stopped(f.Switches) {
 		return policy.Verdict{Effect: policy.Allow}
 	}
 	r := s.request(who)
@@ -201,6 +200,18 @@ func (a *Admission) byRules(ctx context.Context, who auth.Principal, s *Start) p
 		return policy.Verdict{Effect: policy.Allow}
 	}
 	return v
+}
+
+// ruled reports whether a rule names the kind process.exec.
+func ruled(d *policy.Document) bool {
+	return slices.ContainsFunc(d.Clauses(), func(c policy.Clause) bool { return slices.Contains(c.Kinds, policy.KindExec) })
+}
+
+// stopped reports whether a switch stops process.exec itself.
+func stopped(on []oversight.Switch) bool {
+	return slices.ContainsFunc(on, func(w oversight.Switch) bool {
+		return w.Scope == oversight.ScopeCapability && w.Target == string(policy.KindExec)
+	})
 }
 
 func refused(reason string) policy.Verdict {
@@ -262,12 +273,19 @@ func (a *Admission) Exited(who auth.Principal, e sandbox.Exit) {
 			t.Stop()
 			delete(l.timers, e.PID)
 		}
+		if err := l.endInputLocked("pid " + strconv.Itoa(int(e.PID))); err != nil {
+			a.log.Error("record input", "sandbox", who.ID, "err", err)
+		}
 	})
 }
 
 // Opened implements [sandbox.Commands].
 func (a *Admission) Opened(who auth.Principal, o sandbox.Open) {
-	a.note(who, &line{What: lineOpen, Time: micro(o.Time), PID: o.PID, Path: kept(o.Path, maxText), Err: o.Err}, nil)
+	l := line{What: lineOpen, Time: micro(o.Time), PID: o.PID, Path: kept(o.Path, maxText), Err: o.Err}
+	if o.Op != "" {
+		l.What, l.Op, l.To = lineFile, Operation(kept(o.Op, maxName)), kept(o.To, maxText)
+	}
+	a.note(who, &l, nil)
 }
 
 // Missed implements [sandbox.Commands].

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	partSize = 512 << 10 // bytes of the largest file; each sandbox has three
-	maxLine  = 64 << 10  // bytes of the longest line that is read
+	partSize = 1 << 20  // bytes of the largest file; each sandbox has three
+	maxLine  = 64 << 10 // bytes of the longest line that is read
 )
 
 // The files of a record, in the order of their lines. The first one is never removed,
@@ -56,12 +56,14 @@ type ledger struct {
 	size   int64 // of file
 	state  state
 	sum    hash.Hash
-	failed bool // a line could not be written
 	timers map[int32]*time.Timer
 	// expected is the contract of a sandbox that is not bound; known means that it was
 	// looked up.
 	expected string
 	known    bool
+	project  string                 // of the sandbox; empty until it was looked up
+	meters   map[string]*inputMeter // by process, what clients sent to it
+	lost     uint64                 // lines that could not be written, and are not in the record yet
 }
 
 // openLedger opens the record of a sandbox, which may exist, and repairs it after a
@@ -128,13 +130,28 @@ func (l *ledger) append(e *line) error {
 }
 
 func (l *ledger) appendLocked(e *line) (err error) {
-	defer func() { l.failed = l.failed || err != nil }()
+	if l.file == nil {
+		return errors.New("the record is closed")
+	}
+	defer func() {
+		if err != nil {
+			l.lost++
+		}
+	}()
+	if n := l.lost; n > 0 {
+		// The disk was full. Say so first: a record that lacks lines is not complete.
+		if err := l.writeLocked(&line{What: lineMissed, Time: time.Now().UnixMicro(), N: n}); err != nil {
+			return err
+		}
+		l.lost = 0
+	}
+	return l.writeLocked(e)
+}
+
+func (l *ledger) writeLocked(e *line) error {
 	b, err := e.encode()
 	if err != nil {
 		return err
-	}
-	if l.file == nil {
-		return errors.New("the record is closed")
 	}
 	if l.size+int64(len(b)) > partSize {
 		if err := l.rotate(); err != nil {
@@ -179,7 +196,7 @@ func (l *ledger) close() error {
 	if l.file == nil {
 		return nil
 	}
-	err := l.file.Close()
+	err := errors.Join(l.endInputLocked(""), l.file.Close())
 	l.file = nil
 	return err
 }

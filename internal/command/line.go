@@ -29,7 +29,12 @@ const (
 	lineRefuse = "refuse" // a start was refused
 	lineExit   = "exit"   // a process ended
 	lineOpen   = "open"   // a program opened a file for writing, or tried to
+	lineFile   = "file"   // a program made, removed, renamed or linked a file, or read it, or tried to
 	lineMissed = "missed" // events were lost
+	lineOrder  = "order"  // a client has the sandbox do something, see [Order]
+	lineBegan  = "began"  // an order has started a process
+	lineEnded  = "ended"  // the client of an order has its answer
+	lineInput  = "input"  // how much clients have sent to a process so far
 )
 
 // A line is one event of a record, as JSON. Its texts come from the sandbox.
@@ -58,8 +63,19 @@ type line struct {
 
 	Err int `json:"err,omitempty"` // errno of an open
 
-	N        uint64 `json:"n,omitempty"`        // number of lost events
+	N        uint64 `json:"n,omitempty"`        // number of lost events, or of an order
 	Contract string `json:"contract,omitempty"` // "name@sha256:…"
+
+	// Of orders; Path, Dir, Args, SHA256 and PID as well.
+	Via    Via       `json:"via,omitempty"`
+	Op     Operation `json:"op,omitempty"`
+	User   string    `json:"user,omitempty"`
+	Tag    string    `json:"tag,omitempty"` // the client's name of the process; of input "pid N" or "tag NAME"
+	To     string    `json:"to,omitempty"`
+	Lang   string    `json:"lang,omitempty"`
+	Size   int64     `json:"size,omitempty"`
+	Out    int64     `json:"out,omitempty"` // bytes of standard output that the client got
+	ErrOut int64     `json:"errout,omitempty"`
 
 	State *state `json:"state,omitempty"` // of a head
 }
@@ -155,6 +171,8 @@ type state struct {
 	Exited   uint64            `json:"exited"`
 	Opened   uint64            `json:"opened"`
 	Missed   uint64            `json:"missed"`
+	Files    uint64            `json:"files,omitempty"`
+	Orders   uint64            `json:"orders,omitempty"`
 	Broken   uint64            `json:"broken,omitempty"` // lines that could not be read
 	Contract string            `json:"contract,omitempty"`
 	Programs map[string]uint64 `json:"programs,omitempty"` // starts by name; at most maxPrograms
@@ -174,7 +192,7 @@ func (s *state) count(l *line) {
 	case lineBind:
 		if s.Contract == "" {
 			// Earlier events are those of the template's services, which are being ended.
-			*s = state{Lines: s.Lines, Missed: s.Missed, Broken: s.Broken}
+			*s = state{Lines: s.Lines, Missed: s.Missed, Broken: s.Broken, Orders: s.Orders}
 		}
 		s.Contract = l.Contract
 	case lineHeld:
@@ -197,6 +215,11 @@ func (s *state) count(l *line) {
 		s.Opened++
 	case lineMissed:
 		s.Missed += l.N
+	case lineOrder:
+		s.Orders++
+	case lineFile:
+		s.Files++
+	case lineBegan, lineEnded, lineInput:
 	default:
 		s.Broken++
 	}

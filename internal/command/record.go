@@ -46,7 +46,10 @@ type Record struct {
 
 	Commands []Command // the first and the newest, in the order of their starts
 	Opens    []Opened
-	Ended    bool // the sandbox has ended, and this was recorded
+	Files    []Opened // other uses of files: in sandboxes under a contract
+	Orders   []Order  // what clients had the sandbox do, in order; kept like Commands
+	Ordered  uint64   // number of orders, including those that are no longer kept
+	Ended    bool     // the sandbox has ended, and this was recorded
 }
 
 // A Command is a start of a program.
@@ -73,6 +76,12 @@ type Command struct {
 	Ended  time.Time // zero unless Exited or Became
 	Code   int       // exit code, if Exited
 	Signal int       // that ended it; 0 if none
+
+	// Prepared means that a prepared shell ran it: the kernel saw the shell start before its
+	// command was known, and Args is what the client ordered.
+	Prepared bool
+
+	hidden bool // a shell that waits for its command, or the stub of one
 }
 
 // Duration returns how long the program ran; 0 if that is not known.
@@ -87,14 +96,16 @@ func (c *Command) Duration() time.Duration {
 type Opened struct {
 	Time time.Time
 	PID  int32
+	Op   string // of Record.Files: read, mkdir, rmdir, unlink, rename, link, symlink, mknod or truncate; else empty
 	Path string
-	Err  int // errno; 0 means success
+	To   string // where rename, link and symlink lead
+	Err  int    // errno; 0 means success
 }
 
 // readRecord reads the record of a sandbox.
 func readRecord(dir, id string) (Record, error) {
 	r := Record{Sandbox: id, Complete: true}
-	b := builder{record: &r, running: map[int32]int{}, held: map[string]int{}}
+	b := builder{record: &r, running: map[int32]int{}, held: map[string]int{}, prepared: map[int32]int{}, starts: map[int32][]int{}, exits: map[int32]exit{}, orders: map[uint64]int{}, inputs: map[string]int{}}
 	var last state
 	seen := uint64(0)
 	found := false
@@ -133,7 +144,8 @@ func readRecord(dir, id string) (Record, error) {
 	if !found {
 		return Record{}, fmt.Errorf("sandbox %s has no record of commands: %w", id, sandbox.ErrNotFound)
 	}
-	r.Contract, r.Programs = last.Contract, last.Programs
+	b.finish()
+	r.Contract, r.Programs, r.Ordered = last.Contract, last.Programs, last.Orders
 	r.Started, r.Refused, r.Held, r.Exited, r.Opened = last.Started, last.Refused, last.Held, last.Exited, last.Opened
 	r.Missed, r.Lines = last.Missed, last.Lines
 	r.Complete = last.Missed == 0 && last.Broken == 0
@@ -150,6 +162,20 @@ type builder struct {
 	running map[int32]int  // by PID: index in Commands
 	held    map[string]int // by PID and action: index in Commands
 	bound   bool
+
+	prepared map[int32]int   // by PID: index in Commands of a shell that waits for its command
+	starts   map[int32][]int // by PID: indices in Commands, in order
+	exits    map[int32]exit  // by PID: its end, where its start is not in the record
+	orders   map[uint64]int  // by number: index in Orders
+	inputs   map[string]int  // by process: index in typed
+	typed    []Order         // input of processes
+	clipped  bool            // a start has another time than its place in Commands says
+}
+
+// An exit is the end of a process.
+type exit struct {
+	at           time.Time
+	code, signal int
 }
 
 func (b *builder) add(l *line) {
@@ -158,9 +184,12 @@ func (b *builder) add(l *line) {
 	case lineBind:
 		if !b.bound {
 			b.bound = true
-			b.record.Commands, b.record.Opens = nil, nil
+			b.record.Commands, b.record.Opens, b.record.Files = nil, nil, nil
 			clear(b.running)
 			clear(b.held)
+			clear(b.prepared)
+			clear(b.starts)
+			clear(b.exits)
 		}
 	case lineHeld, lineStart, lineRefuse:
 		b.start(l, at)
@@ -169,7 +198,13 @@ func (b *builder) add(l *line) {
 			c := &b.record.Commands[i]
 			c.Exited, c.Ended, c.Code, c.Signal = true, at, l.Code, l.Signal
 			delete(b.running, l.PID)
+		} else if len(b.exits) < maxOrders {
+			b.exits[l.PID] = exit{at, l.Code, l.Signal}
 		}
+	case lineFile:
+		b.record.Files = append(b.record.Files, Opened{Time: at, PID: l.PID, Op: string(l.Op), Path: l.Path, To: l.To, Err: l.Err})
+	case lineOrder, lineBegan, lineEnded, lineInput:
+		b.order(l, at)
 	case lineOpen:
 		b.record.Opens = append(b.record.Opens, Opened{Time: at, PID: l.PID, Path: l.Path, Err: l.Err})
 	}
@@ -194,6 +229,14 @@ func (b *builder) start(l *line, at time.Time) {
 	default:
 		c.Verdict = Denied
 	}
+	if before := b.starts[l.PID]; len(before) > 0 && c.Verdict == Allowed {
+		if last := &b.record.Commands[before[len(before)-1]]; last.Exited && last.Parent == c.Parent && !c.Time.After(last.Ended.Add(time.Second)) {
+			// It was killed while its kernel waited for the answer: the program never ran.
+			c.Exited, c.Ended, c.Code, c.Signal = true, c.Time, last.Code, last.Signal
+			b.record.Commands = append(b.record.Commands, c)
+			return
+		}
+	}
 	key := fmt.Sprint(l.PID, " ", l.Action)
 	if i, ok := b.held[key]; ok && l.Action != "" {
 		if c.Verdict == Awaiting {
@@ -217,7 +260,13 @@ func (b *builder) note(c Command, i int) {
 		return
 	}
 	if was, ok := b.running[c.PID]; ok && was != i {
-		b.record.Commands[was].Became, b.record.Commands[was].Ended = true, c.Time
+		before := &b.record.Commands[was]
+		before.Became, before.Ended = true, c.Time
+		if before.Path == sandbox.LauncherPath && before.UID == 0 && b.record.Commands[i].blank() {
+			before.hidden, b.record.Commands[i].hidden = true, true
+			b.prepared[c.PID] = i
+		}
 	}
 	b.running[c.PID] = i
+	b.starts[c.PID] = append(b.starts[c.PID], i)
 }

@@ -103,6 +103,8 @@ type Config struct {
 	Data string
 	// Commands are the records of programs in sandboxes; nil means that none are kept.
 	Commands Commands
+	// Inside is the transport to the guests of sandboxes; nil means that of the fleet.
+	Inside http.RoundTripper
 	// Builds are the builds of templates; nil means that the server makes none.
 	Builds Builds
 	// KeepPaused is how long a paused sandbox is kept; 0 means for ever.
@@ -139,6 +141,9 @@ type Server struct {
 
 // New returns the console of the people in db.
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, fleet *sandbox.Fleet, post *mailbox.PostOffice, domains *domain.Registry, conf Config) *Server {
+	if conf.Inside == nil {
+		conf.Inside = fleet.Transport()
+	}
 	conf.Hosts = slices.Clone(conf.Hosts)
 	for i, h := range conf.Hosts {
 		conf.Hosts[i] = strings.ToLower(h)
@@ -146,7 +151,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, fleet *sandbox.Fl
 	return &Server{
 		log: log, db: db, gate: gate, fleet: fleet, post: post, domains: domains, conf: conf,
 		verifying: make(chan struct{}, 1), disk: newDiskMeter(conf.Data), drawing: make(chan struct{}, 2), closed: make(chan struct{}), briefs: map[string]brief{},
-		pulses: map[string]pulse{}, live: map[string]int{}, inside: inside.New(fleet), shells: shells{tickets: map[string]ticket{}},
+		pulses: map[string]pulse{}, live: map[string]int{}, inside: inside.New(fleet, conf.Inside), shells: shells{tickets: map[string]ticket{}},
 	}
 }
 

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -192,6 +193,11 @@ func (s agentHandlers) commands(ctx context.Context, who auth.Principal, boxes [
 				out = append(out, commandEvent(c, id))
 			}
 		}
+		for i := range r.Orders {
+			if o := &r.Orders[i]; !o.Time.Before(day) && o.Time.Before(next) && !o.Started() {
+				out = append(out, orderEvent(o, id))
+			}
+		}
 		for _, o := range r.Opens {
 			if !o.Time.Before(day) && o.Time.Before(next) {
 				out = append(out, fileEvent(o, id))
@@ -240,6 +246,47 @@ func commandEvent(c *command.Command, box string) dayEvent {
 	for _, p := range []pair{
 		{"program", c.Path}, {"directory", c.Dir}, {"process", strconv.Itoa(int(c.PID)) + ", started by " + strconv.Itoa(int(c.Parent))}, {"why", c.Why}, {"digest of the arguments", c.Digest},
 	} {
+		if p.Value != "" {
+			e.Fields = append(e.Fields, p)
+		}
+	}
+	return e
+}
+
+// orderEvent returns what a client had a sandbox do as an event.
+func orderEvent(o *command.Order, box string) dayEvent {
+	bold := func(s string) part { return part{Text: mail.Printable(s, maxSaid), Form: "b"} }
+	e := dayEvent{At: o.Time, Topic: "files", Icon: "file", Box: box}
+	switch o.Op {
+	case command.OpRun, command.OpTerminal:
+		e.Topic, e.Icon, e.Tag, e.Tone = "commands", "term", "not started", "bad"
+		e.Parts = []part{{Text: "Was told to run "}, {Text: mail.Printable(argv(beginningOf(o.Args)), maxSaid), Form: "code"}}
+	case command.OpCode:
+		e.Topic, e.Icon = "commands", "term"
+		e.Parts = []part{{Text: "Ran a cell of "}, bold(cmp.Or(o.Language, "the default language"))}
+	case command.OpInput:
+		e.Topic, e.Icon = "commands", "term"
+		e.Parts = []part{{Text: "Got input to "}, bold(o.Tag)}
+	case command.OpSignal:
+		e.Topic, e.Icon = "commands", "term"
+		e.Parts = []part{{Text: "Sent "}, bold(strings.Join(o.Args, " ")), {Text: " to " + cmp.Or(mail.Printable(o.Tag, maxSaid), "process "+strconv.Itoa(int(o.PID)))}}
+	case command.OpMove, command.OpCompose:
+		e.Parts = []part{{Text: "Moved "}, bold(strings.ReplaceAll(o.Path, "\n", ", ")), {Text: " to "}, bold(o.To)}
+	case command.OpRead:
+		e.Parts = []part{{Text: "Read "}, bold(o.Path)}
+	case command.OpWrite:
+		e.Parts = []part{{Text: "Wrote "}, bold(strings.ReplaceAll(o.Path, "\n", ", "))}
+	case command.OpMakeDir:
+		e.Parts = []part{{Text: "Made the directory "}, bold(o.Path)}
+	case command.OpRemove:
+		e.Parts = []part{{Text: "Removed "}, bold(o.Path)}
+	}
+	through := map[command.Via]string{command.ViaSDK: "the SDK's interface", command.ViaMCP: "an agent's tool", command.ViaConsole: "the console"}[o.Via]
+	size := ""
+	if o.Size >= 0 && o.Op != command.OpSignal {
+		size = strconv.FormatInt(o.Size, 10) + " bytes"
+	}
+	for _, p := range []pair{{"size", size}, {"SHA-256", o.SHA256}, {"user", mail.Printable(o.User, maxSaid)}, {"through", through}} {
 		if p.Value != "" {
 			e.Fields = append(e.Fields, p)
 		}

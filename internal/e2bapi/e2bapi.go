@@ -27,6 +27,7 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/build"
+	"postern/internal/command"
 	"postern/internal/directory"
 	"postern/internal/event"
 	"postern/internal/mailbox"
@@ -58,6 +59,9 @@ type Config struct {
 	// Ceiling is the maximum that the project allows. It is not enforced here:
 	// responses use it to tell creators what they really get.
 	Ceiling policy.Ceiling
+
+	// Commands records what clients have sandboxes do. Nil: nothing is recorded.
+	Commands *command.Admission
 
 	// Hosts are further host names of this server. Only under the server's own
 	// names may headers select a sandbox. Addresses, localhost and names of Domain

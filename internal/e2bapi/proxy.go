@@ -16,6 +16,8 @@ import (
 	"sync"
 	"time"
 
+	"postern/internal/command"
+	"postern/internal/orders"
 	"postern/internal/sandbox"
 )
 
@@ -287,7 +289,7 @@ var secrets = []string{"X-Access-Token", "X-Api-Key", trafficHeader, sandbox.Cha
 // newProxy returns the reverse proxy of the data plane.
 func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
-		Transport:     newTransports(inside, maxPumps),
+		Transport:     orders.Record(newTransports(inside, maxPumps), s.conf.Commands, command.ViaSDK),
 		FlushInterval: -1, // event streams must not wait in a buffer
 		BufferPool:    &buffers,
 		Rewrite: func(p *httputil.ProxyRequest) {

@@ -7,6 +7,9 @@ import (
 	"net/http"
 )
 
+// PlainHeader is on requests of the host that start a process without a held shell.
+const PlainHeader = "X-Postern-Plain"
+
 // ChannelHeader carries the channel token on each request of the host.
 const ChannelHeader = "X-Postern-Channel"
 

@@ -185,41 +185,48 @@ const killTimeout = 10 * time.Second
 //
 // The attack: processes start others faster than they are killed. So all are stopped first,
 // in rounds, until no new one appears. A stopped process starts no others, and still counts
-// towards the limit on processes.
+// towards the limit on processes. One look at /proc is not one moment: a process can start
+// another where the look has been, and end before the look comes to it. So none is left only
+// if several looks in a row find none. What cannot be read counts as alive.
 func (s *Server) killAll() error {
+	const looks = 3
 	end := time.Now().Add(killTimeout)
-	for {
+	for none := 0; ; {
 		stopped := map[int]bool{}
 		for found := true; found && time.Now().Before(end); {
 			found = false
-			for _, p := range s.others() {
+			others, _ := s.others() // the last look below decides
+			for _, p := range others {
 				if !stopped[p.pid] && unix.Kill(p.pid, unix.SIGSTOP) == nil {
 					stopped[p.pid], found = true, true
 				}
 			}
 		}
-		left := s.others()
+		left, err := s.others()
 		for _, p := range left {
 			_ = unix.Kill(p.pid, unix.SIGKILL)
 		}
-		if len(left) == 0 {
+		if len(left) > 0 || err != nil {
+			none = 0
+		} else if none++; none == looks {
 			return nil
 		}
 		if !time.Now().Before(end) {
-			return fmt.Errorf("%d processes are left after %v", len(left), killTimeout)
+			return errors.Join(fmt.Errorf("%d processes are left after %v", len(left), killTimeout), err)
 		}
 		time.Sleep(500 * time.Microsecond)
 	}
 }
 
 // others returns the processes except the first one, the guest and zombies. In a bound
-// sandbox all of them belong to the run.
-func (s *Server) others() []procStat {
+// sandbox all of them belong to the run. The error is that of [readProcs].
+func (s *Server) others() ([]procStat, error) {
 	if !s.conf.Alone {
-		return nil
+		return nil, nil
 	}
 	self := os.Getpid()
-	return slices.DeleteFunc(readProcs("/proc"), func(p procStat) bool { return p.pid == 1 || p.pid == self || p.dead })
+	list, err := readProcs("/proc")
+	return slices.DeleteFunc(list, func(p procStat) bool { return p.pid == 1 || p.pid == self || p.dead }), err
 }
 
 // getRunState returns the guest's [runState].
@@ -359,7 +366,8 @@ func (s *Server) killTree(pid int) {
 	tree := map[int]bool{pid: true}
 	for found := true; found; {
 		found = false
-		for _, p := range s.others() {
+		others, _ := s.others() // what is not found ends with the run
+		for _, p := range others {
 			if tree[p.pid] || !tree[p.parent] && p.session != pid {
 				continue
 			}

@@ -111,7 +111,8 @@ func (m *memoryWatch) free(ctx context.Context, want int64) bool {
 		rss int64
 	}
 	var list []victim
-	for _, p := range readProcs(m.proc) {
+	procs, _ := readProcs(m.proc) // what cannot be read is not killed
+	for _, p := range procs {
 		if _, ok := m.spare[p.pid]; ok {
 			continue
 		}

@@ -1,6 +1,9 @@
 package guest
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -23,18 +26,35 @@ type procStat struct {
 	dead                 bool  // a zombie without living threads
 }
 
-// readProcs reads all processes in proc, which is /proc except in tests.
-func readProcs(proc string) []procStat {
-	dirs, _ := filepath.Glob(proc + "/[0-9]*")
-	list := make([]procStat, 0, len(dirs))
-	for _, d := range dirs {
-		if b, err := os.ReadFile(d + "/stat"); err == nil {
-			if p, ok := parseStat(string(b)); ok {
-				list = append(list, p)
-			}
-		}
+// readProcs reads all processes in proc, which is /proc except in tests. The error says that
+// some could not be read; those are in the list with their number alone.
+func readProcs(proc string) (list []procStat, err error) {
+	dir, err := os.Open(proc)
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
 	}
-	return list
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	for _, name := range names {
+		pid, notOne := strconv.Atoi(name)
+		if notOne != nil {
+			continue
+		}
+		b, readErr := os.ReadFile(filepath.Join(proc, name, "stat"))
+		p, ok := parseStat(string(b))
+		switch {
+		case errors.Is(readErr, fs.ErrNotExist) || errors.Is(readErr, unix.ESRCH):
+			continue // it has ended
+		case readErr != nil || !ok:
+			err = fmt.Errorf("read process %d: %w", pid, errors.Join(readErr, errors.New("its state is not known")))
+			p = procStat{pid: pid}
+		}
+		list = append(list, p)
+	}
+	return list, err
 }
 
 // parseStat parses a line of /proc/PID/stat. The second field is the process's name
@@ -78,7 +98,8 @@ func (m *cpuMeter) percent(now time.Time) float64 {
 		return m.pct
 	}
 	var ticks int64
-	for _, p := range readProcs("/proc") {
+	procs, _ := readProcs("/proc") // what cannot be read is not counted
+	for _, p := range procs {
 		ticks += p.ticks
 	}
 	if !m.at.IsZero() {

@@ -75,6 +75,7 @@ type start struct {
 	size     *pty.Winsize // size of the terminal; nil means pipes
 	deadline time.Time    // when to kill it; zero means never
 	exited   func()       // called when it has exited; nil for none. No held shell is used then.
+	plain    bool         // no held shell is used: the kernel must see the command when it asks
 	// cancelled is closed when the client no longer wants the process. In a bound guest it
 	// ends the wait for a command that is held. Nil means never.
 	cancelled <-chan struct{}
@@ -100,7 +101,7 @@ func (s *Server) launch(st start) (*process, *subscriber, error) {
 		return nil, nil, startError(unix.EAGAIN, most)
 	}
 	kind, text, holdable := kindOf(st)
-	holdable = holdable && st.exited == nil && v == nil
+	holdable = holdable && st.exited == nil && v == nil && !st.plain
 	next := func() {} // starts the shell of the next command
 	if holdable {
 		next = func() { s.holdShell(kind) }
@@ -547,7 +548,8 @@ func (p *process) signal(sig unix.Signal) error {
 func killSession(leader int) {
 	for range 20 { // a process may start others while the list is read
 		found := false
-		for _, p := range readProcs("/proc") {
+		procs, _ := readProcs("/proc") // what cannot be read goes on
+		for _, p := range procs {
 			if p.session == leader && p.pid != leader && !p.dead && unix.Kill(p.pid, unix.SIGKILL) == nil {
 				found = true
 			}

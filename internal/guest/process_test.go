@@ -580,7 +580,8 @@ func TestKillOfTerminalReachesJobs(t *testing.T) {
 	for st.Receive() {
 		r.take(st.Msg().GetEvent())
 	}
-	for _, p := range readProcs("/proc") {
+	procs, _ := readProcs("/proc")
+	for _, p := range procs {
 		if p.pid == job && !p.dead {
 			t.Errorf("the job goes on: %+v", p)
 		}

@@ -155,6 +155,7 @@ func (h *processes) readStart(ctx context.Context, req *connect.Request[processp
 		config: m.GetProcess(), tag: m.Tag, account: a, dir: dir,
 		env:       h.s.environ(a, m.GetProcess().GetEnvs()),
 		stdin:     m.Stdin == nil || m.GetStdin(),
+		plain:     req.Header().Get(PlainHeader) != "",
 		cancelled: ctx.Done(),
 	}
 	if m.GetPty() != nil {

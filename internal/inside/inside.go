@@ -64,9 +64,9 @@ type Door struct {
 	client *http.Client
 }
 
-// New returns the door to the sandboxes of a fleet.
-func New(f *sandbox.Fleet) *Door {
-	return &Door{f, &http.Client{Transport: f.Transport(), CheckRedirect: func(*http.Request, []*http.Request) error {
+// New returns the door to the sandboxes of a fleet. It reaches their guests through next.
+func New(f *sandbox.Fleet, next http.RoundTripper) *Door {
+	return &Door{f, &http.Client{Transport: next, CheckRedirect: func(*http.Request, []*http.Request) error {
 		// The attack: the guest redirects to another sandbox, with the key of this one.
 		return http.ErrUseLastResponse
 	}}}

@@ -30,6 +30,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -226,7 +227,7 @@ func inode(path string) (string, error) {
 		return "", &fs.PathError{Op: "statx", Path: path, Err: err}
 	}
 	if s.Mask&unix.STATX_BTIME == 0 {
-		return fmt.Sprint(s.Ino), nil
+		return strconv.FormatUint(s.Ino, 10), nil
 	}
 	return fmt.Sprintf("%d made %d.%09d", s.Ino, s.Btime.Sec, s.Btime.Nsec), nil
 }

@@ -37,7 +37,7 @@ func (s commandServer) get(w http.ResponseWriter, r *http.Request, c caller) err
 func sandboxCommands(r command.Record, most int) api.SandboxCommands {
 	out := api.SandboxCommands{
 		Sandbox: r.Sandbox, Contract: r.Contract, Started: r.Started, Refused: r.Refused, Held: r.Held, Exited: r.Exited, Missed: r.Missed, Programs: r.Programs,
-		Events: r.Lines, SHA256: r.SHA256, Complete: r.Complete, Dropped: r.Dropped, Ended: r.Ended, Commands: []api.SandboxCommand{},
+		Events: r.Lines, SHA256: r.SHA256, Complete: r.Complete, Dropped: r.Dropped, Ended: r.Ended, Commands: []api.SandboxCommand{}, Ordered: r.Ordered, Orders: []api.SandboxOrder{},
 	}
 	if out.Programs == nil {
 		out.Programs = map[string]uint64{}
@@ -45,7 +45,7 @@ func sandboxCommands(r command.Record, most int) api.SandboxCommands {
 	for _, c := range r.Commands[max(0, len(r.Commands)-most):] {
 		s := api.SandboxCommand{
 			Time: c.Time, PID: int(c.PID), Parent: int(c.Parent), Path: c.Path, Name: c.Name, Dir: c.Dir, Args: c.Args, Exact: c.Exact, SHA256: c.SHA256, Fixed: c.Fixed, UID: int(c.UID),
-			Verdict: string(c.Verdict), Why: c.Why, Action: c.Action, Ended: c.Ended, Duration: c.Duration().Microseconds(), Signal: c.Signal,
+			Verdict: string(c.Verdict), Why: c.Why, Action: c.Action, Ended: c.Ended, Duration: c.Duration().Microseconds(), Signal: c.Signal, Prepared: c.Prepared,
 		}
 		if s.Args == nil {
 			s.Args = []string{}
@@ -54,6 +54,17 @@ func sandboxCommands(r command.Record, most int) api.SandboxCommands {
 			s.Exit = &c.Code
 		}
 		out.Commands = append(out.Commands, s)
+	}
+	for i := range r.Orders[max(0, len(r.Orders)-most):] {
+		o := &r.Orders[max(0, len(r.Orders)-most)+i]
+		s := api.SandboxOrder{
+			Time: o.Time, Via: string(o.Via), Op: string(o.Op), Args: o.Args, Exact: o.Exact, Dir: o.Dir, User: o.User, Tag: o.Tag, PID: int(o.PID), Path: o.Path, To: o.To, Lang: o.Language,
+			SHA256: o.SHA256, Stdout: o.Stdout, Stderr: o.Stderr, Done: o.Done,
+		}
+		if o.Size >= 0 {
+			s.Size = &o.Size
+		}
+		out.Orders = append(out.Orders, s)
 	}
 	return out
 }

@@ -26,6 +26,8 @@ import (
 
 // Config says how the tools are reached from outside.
 type Config struct {
+	// Inside is the transport to the guests of sandboxes; nil means that of the fleet.
+	Inside http.RoundTripper
 	// Hosts are the names, some with ports, under which browsers reach this
 	// server. The names of this machine itself always are.
 	Hosts []string

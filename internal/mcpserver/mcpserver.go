@@ -74,10 +74,13 @@ type load struct{ calls, big int }
 // New returns a server of the mail in post. Attachments that a sandbox names by
 // their paths are read from that sandbox, through fleet.
 func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, post *mailbox.PostOffice, fleet *sandbox.Fleet, conf Config) *Server {
+	if conf.Inside == nil {
+		conf.Inside = fleet.Transport()
+	}
 	return &Server{
 		log: log, db: db, gate: gate, post: post, fleet: fleet, conf: conf, rates: map[string]*rate.Limiter{}, closing: make(chan struct{}), busy: map[string]load{}, waiting: map[string]int{},
 		files: &http.Client{
-			Transport: fleet.Transport(),
+			Transport: conf.Inside,
 			// The attack: a guest whose answer sends us, with its channel's
 			// key, to another sandbox.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

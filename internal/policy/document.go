@@ -56,6 +56,8 @@ type Document struct {
 
 	saysGrave bool     // the document has the key grave
 	grave     []string // the kinds of findings that need a tick
+
+	record []string // what is recorded beyond what always is
 }
 
 // A Clause is one rule of a [Document].
@@ -169,7 +171,8 @@ func Parse(text []byte) (*Document, error) {
 			}
 			return nil
 		},
-		"grave": d.parseGrave,
+		"grave":  d.parseGrave,
+		"record": d.parseRecord,
 		"rules": func(n *yaml.Node, path string) error {
 			rules = true
 			return sequence(n, path, MaxClauses, func(n *yaml.Node, path string) error {

@@ -67,6 +67,8 @@ func TestParseRefuses(t *testing.T) {
 		{"grave in capitals", "grave: [Lookalike]\nrules: []\n", []string{"grave[0]", "Lookalike"}},
 		{"a long grave kind", "grave: [" + strings.Repeat("x", 5000) + "]\nrules: []\n", []string{"grave[0]"}},
 		{"grave of a rule", rule("    then: ask\n    grave: [secret]\n"), []string{"line 5", "rules[0].grave", "no such field"}},
+		{"a record of what there is none", "record: [keys]\nrules: []\n", []string{"line 1", "record", "input"}},
+		{"a record of one twice", "record: [input, input]\nrules: []\n", []string{"record"}},
 		{"the machine's zone", "zone: Local\nrules: []\n", []string{"zone"}},
 		{"a zone from a file", "zone: ../../etc/passwd\nrules: []\n", []string{"zone"}},
 

@@ -324,5 +324,8 @@ func looser(was string, d *policy.Document) (notes []string) {
 			notes = append(notes, fmt.Sprintf("the finding %s is no longer grave: an approval needs no tick for it", kind))
 		}
 	}
+	if old.Records(policy.RecordInput) && !d.Records(policy.RecordInput) {
+		notes = append(notes, "digests of what is sent to processes and terminals in sandboxes are no longer recorded")
+	}
 	return notes
 }

@@ -38,7 +38,8 @@ type Confinement struct {
 	Write []string // writable directories, empty at first and owned by the processes' user
 	Deny  []string // hidden paths, also within Read and Write; of a symbolic link, its target
 	Dir   string   // working directory and home; empty means the first of Write, else "/"
-	Trace bool     // record the files that are opened for writing, see [Open]
+	Trace bool     // record the files that are opened for writing, made, removed and renamed, see [Open]
+	Reads bool     // record the files that are opened for reading
 }
 
 // Ended is how a command ended, as the guest reports it. As evidence it ranks below the
@@ -120,7 +121,7 @@ func (f *Fleet) Confine(ctx context.Context, id string, c Confinement) error {
 	}
 	f.mu.Unlock()
 	if _, ok := f.runtime.(Gatekeeper); ok {
-		if err := f.observe(ctx, id, Observed{Opens: c.Trace, Digests: true}); err != nil {
+		if err := f.observe(ctx, id, Observed{Opens: c.Trace, Reads: c.Reads, Digests: true}); err != nil {
 			return err
 		}
 	}

@@ -13,6 +13,14 @@ import (
 // it.
 const StarterPath = "/.postern-start"
 
+// LauncherPath is the guest's program that becomes the shell of a client's next command,
+// before that command is known.
+const LauncherPath = "/run/postern/launcher"
+
+// PlainHeader makes the guest start a request's command without a prepared shell, so that
+// the kernel sees the command's text when it asks.
+const PlainHeader = "X-Postern-Plain"
+
 // An Exec is a program that is about to be started in a sandbox, as the sandbox's
 // kernel sees it. Code in the sandbox can neither forge nor avoid it. Names, arguments and
 // environment are hostile.
@@ -48,10 +56,15 @@ type Exit struct {
 	Signal int // 0 if none
 }
 
-// An Open is a process's attempt to open a file for writing.
+// An Open is a process's attempt to open a file for writing, or to use a path in another
+// way.
 type Open struct {
-	PID  int32
-	Path string // absolute; hostile; empty if it is not known
+	PID int32
+	// Op is empty for an open for writing, or else read, mkdir, rmdir, unlink, rename, link,
+	// symlink, mknod or truncate. Hostile.
+	Op   string
+	Path string // absolute; hostile; empty if it is not known. Only of opens links are resolved.
+	To   string // where rename, link and symlink lead; hostile
 	Err  int    // errno; 0 means success
 	Time time.Time
 }
@@ -64,7 +77,7 @@ type Commands interface {
 	Exec(ctx context.Context, who auth.Principal, e Exec) (allow bool)
 	// Exited reports the end of a process.
 	Exited(who auth.Principal, e Exit)
-	// Opened reports an open, if [Observed.Opens] is set.
+	// Opened reports an open or another use of a path, as far as [Observed] says so.
 	Opened(who auth.Principal, o Open)
 	// Missed reports that n events of the sandbox were lost: its record is incomplete.
 	Missed(who auth.Principal, n uint64)

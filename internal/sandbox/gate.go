@@ -18,7 +18,7 @@ type Watcher interface {
 	Exec(ctx context.Context, e Exec) (allow bool)
 	// Exited reports the end of a process.
 	Exited(e Exit)
-	// Opened reports an open, if [Observed.Opens] is set.
+	// Opened reports an open or another use of a path, as far as [Observed] says so.
 	Opened(o Open)
 	// Missed reports that n events were lost.
 	Missed(n uint64)
@@ -27,7 +27,8 @@ type Watcher interface {
 // Observed says what the kernel of a sandbox reports in addition to the programs that
 // are started.
 type Observed struct {
-	Opens   bool // attempts to open files for writing
+	Opens   bool // attempts to open files for writing, and to make, remove, rename and link them
+	Reads   bool // files that are opened for reading
 	Digests bool // the SHA-256 of each program's file
 }
 

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"postern/internal/leak"
 )
 
 // Level is the severity of a log line.
@@ -61,11 +63,11 @@ const (
 
 // ParseLogLine parses a line that a guest wrote: a JSON object with level, logger
 // and message, or any other text, which becomes the message. It never fails, and
-// its result is safe to show: valid UTF-8 without control characters.
+// its result is safe to show: valid UTF-8 without control characters, secrets masked.
 func ParseLogLine(line []byte) LogEntry {
 	var o map[string]any
 	if err := json.Unmarshal(line, &o); err != nil || o == nil {
-		return LogEntry{Level: LevelInfo, Logger: "guest", Message: clean(strings.TrimSpace(string(line)))}
+		return LogEntry{Level: LevelInfo, Logger: "guest", Message: masked(clean(strings.TrimSpace(string(line))))}
 	}
 	take := func(names ...string) string {
 		for _, n := range names {
@@ -76,7 +78,7 @@ func ParseLogLine(line []byte) LogEntry {
 		}
 		return ""
 	}
-	e := LogEntry{Level: ParseLevel(take("level", "severity")), Logger: cut(take("logger"), maxLogField), Message: take("message", "msg")}
+	e := LogEntry{Level: ParseLevel(take("level", "severity")), Logger: cut(take("logger"), maxLogField), Message: masked(take("message", "msg"))}
 	if e.Logger == "" || strings.HasPrefix(strings.ToLower(e.Logger), HostLogger) {
 		e.Logger = "guest"
 	}
@@ -100,10 +102,20 @@ func ParseLogLine(line []byte) LogEntry {
 			}
 		}
 		if k = cut(clean(k), 128); !slices.Contains([]string{"level", "logger", "message", "timestamp"}, k) {
-			e.Fields[k] = cut(clean(v), maxLogField)
+			e.Fields[k] = masked(cut(clean(v), maxLogField))
 		}
 	}
 	return e
+}
+
+// masked returns a text of a log without what looks like a secret. Logs are shipped and
+// shown in more places than the record, and have command lines. A text that was cut loses
+// its last word: the beginning of a secret does not look like one.
+func masked(s string) string {
+	if whole, ok := strings.CutSuffix(s, "…"); ok {
+		s = whole[:strings.LastIndexAny(whole, " \n\t")+1] + "…"
+	}
+	return leak.Redact(s)
 }
 
 // clean makes text safe to show. The attack: a sandbox writes escape sequences into

@@ -84,8 +84,19 @@ func TestCommandsWaitForPeople(t *testing.T) {
 rules:
   - {id: ask, kind: process.exec, when: "detail.program.endsWith('/uname')", then: ask}
   - {id: never, kind: process.exec, when: "detail.program.endsWith('/whoami')", then: deny, reason: not needed here}
+  - {id: word, kind: process.exec, when: "detail.command.contains('forbidden-word')", then: deny, reason: not this}
 `)
 	eventually(t, "the rule is in force", func() bool { return strings.Contains(b.run("whoami").stderr, "Permission denied") })
+	// The attack: a prepared shell, which the kernel saw start before the rule, runs what the
+	// rule denies with its builtins.
+	for range 3 { // of which the second and the third could have one
+		if got, err := b.try("echo forbidden-word > /tmp/forbidden", time.Minute); err == nil {
+			t.Errorf("a rule about the text of a command did not see it: %+v", got)
+		}
+	}
+	if got := b.run("ls /tmp/forbidden"); got.exit == 0 {
+		t.Error("the denied command ran")
+	}
 	waiting := func() (id string) {
 		t.Helper()
 		eventually(t, "the command waits for a person", func() bool {

@@ -73,7 +73,8 @@ func TestCopiesSendNothing(t *testing.T) {
 	state := func(s *server, id string) (a struct {
 		State, Note, Digest string
 		Version             int64
-	}) {
+	},
+	) {
 		t.Helper()
 		if status, err := call(s.local(), http.MethodGet, "http://x/v1/actions/"+id, "", nil, &a); err != nil || status != http.StatusOK {
 			t.Fatalf("read %s: %d, %v", id, status, err)

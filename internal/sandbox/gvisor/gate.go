@@ -233,6 +233,10 @@ func (g *gate) handle(e launch.Event, n int) error {
 		if w != nil {
 			w.Opened(sandbox.Open{PID: e.PID, Path: e.Path, Err: int(e.Code), Time: time.Now()})
 		}
+	case launch.File:
+		if w != nil {
+			w.Opened(sandbox.Open{PID: e.PID, Op: e.Name, Path: e.Path, To: e.Dir, Err: int(e.Code), Time: time.Now()})
+		}
 	case launch.Missed:
 		if w != nil {
 			w.Missed(e.ID)
@@ -411,7 +415,7 @@ func (r *Runtime) Observe(ctx context.Context, id string, o sandbox.Observed) er
 	if err != nil {
 		return err
 	}
-	return g.command(ctx, launch.Command{Kind: launch.Observe, Opens: o.Opens, Digests: o.Digests}, nil)
+	return g.command(ctx, launch.Command{Kind: launch.Observe, Opens: o.Opens, Digests: o.Digests, Files: o.Opens, Reads: o.Reads}, nil)
 }
 
 // Settle implements [sandbox.Gatekeeper].

@@ -177,6 +177,7 @@ func TestGateJudgesEachProgram(t *testing.T) {
 			t.Run("many", func(t *testing.T) { checkMany(t, h, j) })
 			t.Run("held", func(t *testing.T) { checkHeld(t, h, j) })
 			t.Run("opens", func(t *testing.T) { checkOpens(t, r, s.ID, h, j) })
+			t.Run("files", func(t *testing.T) { checkFiles(t, r, s.ID, h, j) })
 			t.Run("digests", func(t *testing.T) { checkDigests(t, r, s.ID, h, j, dir) })
 			if j.missed > 0 {
 				t.Errorf("%d events were missed", j.missed)
@@ -353,6 +354,9 @@ func checkOpens(t *testing.T, r *Runtime, id string, h *host, j *judge) {
 	}
 	got := func() (all []sandbox.Open) {
 		for _, o := range j.opens {
+			if o.Op != "" {
+				continue
+			}
 			if strings.HasSuffix(o.Path, "opened") || strings.HasSuffix(o.Path, "refused") || o.Path == "/dev/null" {
 				all = append(all, sandbox.Open{Path: o.Path, Err: o.Err})
 			}
@@ -366,6 +370,50 @@ func checkOpens(t *testing.T, r *Runtime, id string, h *host, j *judge) {
 	defer j.mu.Unlock()
 	if o := got(); len(o) < len(want) || !slices.Equal(o[:len(want)], want) {
 		t.Errorf("got %v, want %v", o, want)
+	}
+}
+
+// checkFiles checks the reports of what is made, removed, renamed and linked, and of files
+// that are read.
+func checkFiles(t *testing.T, r *Runtime, id string, h *host, j *judge) {
+	if err := r.Observe(t.Context(), id, sandbox.Observed{Reads: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Settle(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	j.mu.Lock()
+	j.opens = nil
+	j.mu.Unlock()
+	h.sh(t, 1000, `cd /tmp; mkdir made; echo x > made/f; mv made/f made/g; ln made/g made/h; ln -s made/g to; cat to > /dev/null
+		rm to made/h; mkdir /etc/refused; mv made/g /etc/g; rm made/g; rmdir made; mknod pipe p; rm pipe`)
+	if err := r.Settle(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, want := range []sandbox.Open{
+		{Op: "mkdir", Path: "/tmp/made"},
+		{Op: "rename", Path: "/tmp/made/f", To: "/tmp/made/g"},
+		{Op: "link", Path: "/tmp/made/g", To: "/tmp/made/h"},
+		{Op: "symlink", Path: "/tmp/to", To: "made/g"},
+		{Op: "read", Path: "/tmp/made/g"}, // through the link
+		{Op: "unlink", Path: "/tmp/to"},
+		{Op: "unlink", Path: "/tmp/made/h"},
+		{Op: "mkdir", Path: "/etc/refused", Err: int(unix.EACCES)},
+		{Op: "rename", Path: "/tmp/made/g", To: "/etc/g", Err: int(unix.EACCES)},
+		{Op: "unlink", Path: "/tmp/made/g"},
+		{Op: "rmdir", Path: "/tmp/made"},
+		{Op: "mknod", Path: "/tmp/pipe"},
+	} {
+		if !slices.ContainsFunc(j.opens, func(o sandbox.Open) bool {
+			return o.Op == want.Op && o.Path == want.Path && o.To == want.To && o.Err == want.Err && o.PID > 0
+		}) {
+			t.Errorf("not reported: %+v", want)
+		}
+	}
+	if t.Failed() {
+		t.Logf("reported: %+v", j.opens)
 	}
 }
 

@@ -28,6 +28,7 @@ const (
 	GiveUp EventKind = 'g' // nothing waits for the verdict any more
 	Exit   EventKind = 'e' // a process has ended
 	Open   EventKind = 'o' // an attempt to open a file for writing succeeded or failed
+	File   EventKind = 'f' // another attempt to use a path, see Event.Name
 	Missed EventKind = 'm' // exits and opens were dropped
 	Done   EventKind = 'd' // a command was carried out
 )
@@ -38,9 +39,11 @@ type Event struct {
 	Kind EventKind
 	ID   uint64 // Exec, GiveUp: ID of the exec; Done: ID of the command; Missed: number of events
 	PID  int32
-	Code int32 // Exit: wait status; Open: errno, 0 on success
+	Code int32 // Exit: wait status; Open, File: errno, 0 on success
 
-	// The other fields belong to Exec; Path belongs to Open as well.
+	// The other fields belong to Exec; Path belongs to Open as well. File has in Path the
+	// path, in Name what was done: read, mkdir, rmdir, unlink, rename, link, symlink, mknod or
+	// truncate; and in Dir where rename, link and symlink lead.
 	Parent          int32
 	UID             uint32
 	Fixed           bool // the file is unchanged since the template
@@ -80,6 +83,12 @@ func (e *Event) Append(b []byte) []byte {
 			path = path[:maxPath]
 		}
 		return appendText(appendInt32(appendInt32(b, e.PID), e.Code), path)
+	case File:
+		b = appendInt32(appendInt32(b, e.PID), e.Code)
+		for _, s := range []string{e.Name, e.Path, e.Dir} {
+			b = appendText(b, s[:min(len(s), maxPath)])
+		}
+		return b
 	case Exec:
 	}
 	b = binary.BigEndian.AppendUint64(b, e.ID)
@@ -162,6 +171,9 @@ func ParseEvent(b []byte) (e Event, err error) {
 	case Open:
 		e.PID, e.Code = int32(p.uint32()), int32(p.uint32())
 		e.Path = p.text()
+	case File:
+		e.PID, e.Code = int32(p.uint32()), int32(p.uint32())
+		e.Name, e.Path, e.Dir = p.text(), p.text(), p.text()
 	case Exec:
 		e.ID = p.uint64()
 		e.PID, e.Parent, e.UID = int32(p.uint32()), int32(p.uint32()), p.uint32()
@@ -247,7 +259,7 @@ type CommandKind byte
 const (
 	Verdict CommandKind = 'v' // allow or refuse an exec
 	Again   CommandKind = 'r' // repeat all execs that wait
-	Observe CommandKind = 't' // report opens or digests from now on
+	Observe CommandKind = 't' // report opens, other uses of files, or digests from now on
 )
 
 // A Command is a message of the host.
@@ -256,13 +268,15 @@ type Command struct {
 	ID    uint64 // Verdict: ID of the exec; otherwise ID of this command
 	Allow bool   // Verdict only
 
-	Opens, Digests bool // Observe only
+	// Observe only. Files are other changes of files than opens, and Reads are opens for
+	// reading.
+	Opens, Digests, Files, Reads bool
 }
 
 // Append appends the command to b.
 func (c Command) Append(b []byte) []byte {
 	var flags byte
-	for i, set := range []bool{c.Allow, c.Opens, c.Digests} {
+	for i, set := range []bool{c.Allow, c.Opens, c.Digests, c.Files, c.Reads} {
 		if set {
 			flags |= 1 << i
 		}
@@ -275,7 +289,7 @@ func ParseCommand(b []byte) (Command, error) {
 	if len(b) != 10 {
 		return Command{}, fmt.Errorf("%w: %d bytes, want 10", errGate, len(b))
 	}
-	c := Command{Kind: CommandKind(b[0]), ID: binary.BigEndian.Uint64(b[1:]), Allow: b[9]&1 != 0, Opens: b[9]&2 != 0, Digests: b[9]&4 != 0}
+	c := Command{Kind: CommandKind(b[0]), ID: binary.BigEndian.Uint64(b[1:]), Allow: b[9]&1 != 0, Opens: b[9]&2 != 0, Digests: b[9]&4 != 0, Files: b[9]&8 != 0, Reads: b[9]&16 != 0}
 	switch c.Kind {
 	case Verdict, Again, Observe:
 		return c, nil

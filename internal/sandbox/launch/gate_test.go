@@ -25,6 +25,8 @@ func TestMessagesRoundTrip(t *testing.T) {
 		{Kind: Done, ID: 4},
 		{Kind: Exit, PID: 5, Code: 0x8b00},
 		{Kind: Open, PID: -1, Code: 13, Path: "/etc/\x00"},
+		{Kind: File, PID: 6, Code: 2, Name: "rename", Path: "/work/a", Dir: "/work/b\n"},
+		{Kind: File, PID: 6, Name: "unlink"},
 		{Kind: Exec},
 	} {
 		got, err := ParseEvent(want.Append(nil))
@@ -32,7 +34,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 			t.Errorf("got %+v, %v; want %+v", got, err, want)
 		}
 	}
-	for _, want := range []Command{{Kind: Verdict, ID: 9, Allow: true}, {Kind: Verdict, ID: 9}, {Kind: Again, ID: 1}, {Kind: Observe, Opens: true}, {Kind: Observe, Digests: true}} {
+	for _, want := range []Command{{Kind: Verdict, ID: 9, Allow: true}, {Kind: Verdict, ID: 9}, {Kind: Again, ID: 1}, {Kind: Observe, Opens: true}, {Kind: Observe, Digests: true}, {Kind: Observe, Opens: true, Files: true, Reads: true}} {
 		if got, err := ParseCommand(want.Append(nil)); err != nil || got != want {
 			t.Errorf("got %+v, %v; want %+v", got, err, want)
 		}

@@ -53,6 +53,8 @@ type gate struct {
 	missed  uint64 // dropped messages that are not reported yet
 
 	opens       bool        // opens are reported; used only by the reader
+	files       bool        // so are other changes of files
+	reads       atomic.Bool // so are opens for reading
 	withDigests atomic.Bool // execs carry the digest of their program
 	digests     digests
 }
@@ -383,13 +385,22 @@ func (g *gate) observe(c launch.Command) {
 	if c.Digests {
 		g.withDigests.Store(true)
 	}
-	if c.Opens && !g.opens {
+	if c.Reads {
+		g.reads.Store(true)
+	}
+	if (c.Opens || c.Reads) && !g.opens {
 		g.opens = true
-		seccheck.Global.AppendSink(&openSink{gate: g}, openPoints())
+		seccheck.Global.AppendSink(&openSink{gate: g}, exits(unix.SYS_OPENAT, unix.SYS_OPENAT2, sysOpen, sysCreat))
+	}
+	if c.Files && !g.files {
+		g.files = true
+		seccheck.Global.AppendSink(&fileSink{gate: g}, exits(unix.SYS_MKDIRAT, unix.SYS_UNLINKAT, unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2, unix.SYS_LINKAT, unix.SYS_SYMLINKAT, unix.SYS_MKNODAT, unix.SYS_TRUNCATE,
+			sysMkdir, sysRmdir, sysUnlink, sysRename, sysLink, sysSymlink, sysMknod))
 	}
 }
 
-// An openSink reports files that are opened for writing.
+// An openSink reports files that are opened for writing, and for reading if the host wants
+// that.
 type openSink struct {
 	seccheck.SinkDefaults
 	gate *gate
@@ -397,10 +408,10 @@ type openSink struct {
 
 func (*openSink) Name() string { return gateName + "-opens" }
 
-// openPoints returns the exits of the system calls that open files. They are the raw
-// points, because gVisor's typed ones copy each path, also of files that are only read.
-func openPoints() (points []seccheck.PointReq) {
-	for _, n := range []uintptr{unix.SYS_OPENAT, unix.SYS_OPENAT2, sysOpen, sysCreat} {
+// exits returns the exits of system calls. They are the raw points, because gVisor's typed
+// ones copy each path, also of files that are only read, and do not have all calls.
+func exits(calls ...uintptr) (points []seccheck.PointReq) {
+	for _, n := range calls {
 		points = append(points, seccheck.PointReq{
 			Pt:     seccheck.GetPointForSyscall(seccheck.SyscallRawExit, n),
 			Fields: seccheck.FieldSet{Context: seccheck.MakeFieldMask(seccheck.FieldCtxtThreadGroupID)},
@@ -427,14 +438,82 @@ func (s *openSink) RawSyscall(ctx context.Context, _ seccheck.FieldSet, info *pb
 	default:
 		return nil
 	}
-	if flags&(unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC) == 0 || flags&unix.O_PATH != 0 {
-		return nil
-	}
 	e := launch.Event{Kind: launch.Open, PID: info.GetContextData().GetThreadGroupId(), Code: int32(info.Exit.Errorno)}
+	if flags&(unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC) == 0 || flags&unix.O_PATH != 0 {
+		// Failed reads are the searches of interpreters, by the thousand.
+		if !s.gate.reads.Load() || e.Code != 0 || flags&(unix.O_PATH|unix.O_DIRECTORY) != 0 {
+			return nil
+		}
+		e.Kind, e.Name = launch.File, "read"
+	}
 	if e.Code == 0 {
 		e.Path = pathOfFD(t, int32(info.Exit.Result)) // with symbolic links resolved
 	} else {
 		e.Path = requestedPath(t, dir, path)
+	}
+	s.gate.put(e, true)
+	return nil
+}
+
+// A fileSink reports calls that change directories: what is made, removed, renamed and
+// linked. Its paths are as the program wrote them, without symbolic links resolved, and are
+// read after the call: another thread may have changed them in memory meanwhile.
+type fileSink struct {
+	seccheck.SinkDefaults
+	gate *gate
+}
+
+func (*fileSink) Name() string { return gateName + "-files" }
+
+// RawSyscall implements [seccheck.Sink].
+func (s *fileSink) RawSyscall(ctx context.Context, _ seccheck.FieldSet, info *pb.Syscall) error {
+	t, ok := ctx.(*kernel.Task)
+	if !ok || info.Exit == nil {
+		return nil
+	}
+	const cwd = linux.AT_FDCWD
+	e := launch.Event{Kind: launch.File, PID: info.GetContextData().GetThreadGroupId(), Code: int32(info.Exit.Errorno)}
+	one := func(what string, dir int32, path uint64) { e.Name, e.Path = what, requestedPath(t, dir, path) }
+	two := func(what string, dir int32, path uint64, toDir int32, to uint64) {
+		one(what, dir, path)
+		e.Dir = requestedPath(t, toDir, to)
+	}
+	switch a, b := info.Arg1, info.Arg2; uintptr(info.Sysno) {
+	case sysMkdir:
+		one("mkdir", cwd, a)
+	case unix.SYS_MKDIRAT:
+		one("mkdir", int32(a), b)
+	case sysRmdir:
+		one("rmdir", cwd, a)
+	case sysUnlink:
+		one("unlink", cwd, a)
+	case unix.SYS_UNLINKAT:
+		one("unlink", int32(a), b)
+		if info.Arg3&unix.AT_REMOVEDIR != 0 {
+			e.Name = "rmdir"
+		}
+	case sysRename:
+		two("rename", cwd, a, cwd, b)
+	case unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2:
+		two("rename", int32(a), b, int32(info.Arg3), info.Arg4)
+	case sysLink:
+		two("link", cwd, a, cwd, b)
+	case unix.SYS_LINKAT:
+		two("link", int32(a), b, int32(info.Arg3), info.Arg4)
+	case sysSymlink:
+		one("symlink", cwd, b)
+		e.Dir = textAt(t, a)
+	case unix.SYS_SYMLINKAT:
+		one("symlink", int32(b), info.Arg3)
+		e.Dir = textAt(t, a)
+	case sysMknod:
+		one("mknod", cwd, a)
+	case unix.SYS_MKNODAT:
+		one("mknod", int32(a), b)
+	case unix.SYS_TRUNCATE:
+		one("truncate", cwd, a)
+	default:
+		return nil
 	}
 	s.gate.put(e, true)
 	return nil

@@ -5,6 +5,13 @@ package runsc
 // Numbers of system calls that this architecture does not have. They are placeholders that
 // no call uses, within the range of gVisor's table.
 const (
-	sysOpen  = 1022
-	sysCreat = 1023
+	sysOpen = 1023 - iota
+	sysCreat
+	sysMkdir
+	sysRmdir
+	sysUnlink
+	sysRename
+	sysLink
+	sysSymlink
+	sysMknod
 )

@@ -41,6 +41,15 @@ func requestedPath(t *kernel.Task, dir int32, addr uint64) string {
 	return path.Join("/", at, name)
 }
 
+// textAt returns the text at an address of a task, or "" if it cannot be read.
+func textAt(t *kernel.Task, addr uint64) string {
+	s, err := t.CopyInString(hostarch.Addr(addr), linux.PATH_MAX)
+	if err != nil {
+		return ""
+	}
+	return s
+}
+
 // openHowFlags reads the flags from the argument of openat2(2).
 func openHowFlags(t *kernel.Task, addr uint64) uint64 {
 	b := make([]byte, 8)
