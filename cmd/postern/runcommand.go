@@ -40,7 +40,9 @@ The exit status is that of the last command, or one of these:
 
   120  refused: the contract is not valid or wider than the boundary, the review
        refused the run, or evidence is missing
-  121  violated: the run did or tried something that its contract does not allow
+  121  violated: the run started, or tried to start, a program that its contract does
+       not allow, was over a limit of output or disk, or something else happened that
+       the contract does not allow; refused connections, opens and mail do not count
   122  nobody reviewed it within --wait-review, and it was cancelled
   123  lost or cancelled, or the server could not be reached
   124  timed out

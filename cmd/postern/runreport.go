@@ -107,7 +107,11 @@ func (p *reportPrinter) clauses(list []api.RunClause) {
 	for _, verdict := range []string{api.ClauseViolated, api.ClauseNotVerified, api.ClauseKept} {
 		for _, c := range list {
 			if c.Verdict == verdict {
-				p.printf("%-13s %-12s %s (%s)\n", cell(strings.ReplaceAll(verdict, "_", " ")), cell(c.ID), cell(c.Because), cell(c.Rank))
+				by := c.Rank
+				if c.Evidence != "" && c.Evidence != api.RankNone {
+					by += ": " + c.Evidence
+				}
+				p.printf("%-13s %-12s %s (%s)\n", cell(strings.ReplaceAll(verdict, "_", " ")), cell(c.ID), cell(c.Because), cell(by))
 			}
 		}
 	}

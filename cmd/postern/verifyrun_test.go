@@ -40,7 +40,7 @@ func TestVerifyRun(t *testing.T) {
 		Audit:     attest.Audit{Genesis: strings.Repeat("a", 64), Head: strings.Repeat("b", 64), Seq: 7},
 	}
 	for _, id := range attest.ClauseIDs() {
-		r.Clauses = append(r.Clauses, attest.Clause{ID: id, Verdict: attest.NotVerified, Rank: attest.RankNone, Because: "a\x1b]0;x\a"})
+		r.Clauses = append(r.Clauses, attest.Clause{ID: id, Verdict: attest.NotVerified, Rank: attest.RankNone, Evidence: "none", Because: "a\x1b]0;x\a"})
 	}
 	public, private, err := ed25519.GenerateKey(nil)
 	if err != nil {

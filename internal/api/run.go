@@ -137,7 +137,7 @@ const (
 	RunEventExit      = "exit"      // a command ended
 	RunEventOutput    = "output"    // bytes of output so far
 	RunEventLimit     = "limit"     // a limit was reached
-	RunEventViolation = "violation" // the run tried something that the contract does not allow
+	RunEventViolation = "violation" // the run tried to start a program that the contract does not allow, or was over a limit
 	RunEventArtifact  = "artifact"  // a file was listed, released or refused
 )
 

@@ -63,7 +63,10 @@ type RunClause struct {
 	Text    string `json:"text"` // what the contract says, in plain sentences
 	Verdict string `json:"verdict"`
 	Rank    string `json:"rank"`
-	Because string `json:"because"`
+	// Evidence is what decided, in words: a record, a measurement, a search. It is "none"
+	// with the rank none, and empty in a report of an older server.
+	Evidence string `json:"evidence"`
+	Because  string `json:"because"`
 }
 
 // A RunReport describes what happened in a run. It contains neither output nor contents

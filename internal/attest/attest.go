@@ -20,9 +20,13 @@ import (
 // The types of a statement and of its envelope.
 const (
 	StatementType = "https://in-toto.io/Statement/v1"
-	PredicateType = "https://postern.dev/run/v1"
+	PredicateType = "https://postern.dev/run/v2"
 	PayloadType   = "application/vnd.in-toto+json"
 )
+
+// formerPredicate is the type of the statements that earlier versions signed. Their clauses
+// have no evidence in words; the rest is the same. They stay valid.
+const formerPredicate = "https://postern.dev/run/v1"
 
 // MaxSize bounds an envelope, in bytes.
 const MaxSize = 4 << 20
@@ -169,7 +173,9 @@ type Clause struct {
 	ID      string `json:"id"`
 	Verdict string `json:"verdict"`
 	Rank    string `json:"rank"`
-	Because string `json:"because"`
+	// Evidence is what decided, in words; "none" with [RankNone].
+	Evidence string `json:"evidence,omitempty"`
+	Because  string `json:"because"`
 }
 
 // A Trace is one thing that the sandbox could have left behind, and whether it was
@@ -224,7 +230,7 @@ func (s *Statement) Check() error {
 	switch {
 	case s.Type != StatementType:
 		return fmt.Errorf("%w: _type is %.80q, want %s", ErrMalformed, s.Type, StatementType)
-	case s.PredicateType != PredicateType:
+	case s.PredicateType != PredicateType && s.PredicateType != formerPredicate:
 		return fmt.Errorf("%w: predicateType is %.80q, want %s", ErrMalformed, s.PredicateType, PredicateType)
 	case !strings.HasPrefix(r.Run, "run_"):
 		return fmt.Errorf("%w: run is %.80q, want an ID that begins with run_", ErrMalformed, r.Run)
@@ -280,6 +286,10 @@ func (s *Statement) checkClauses() error {
 			return fmt.Errorf("%w: clause %d is %.40q, want %s", ErrMalformed, i+1, c.ID, ClauseIDs()[i])
 		case !slices.Contains(Verdicts(), c.Verdict) || !slices.Contains(Ranks(), c.Rank):
 			return fmt.Errorf("%w: clause %s has verdict %.40q of rank %.40q", ErrMalformed, c.ID, c.Verdict, c.Rank)
+		case (c.Evidence == "") != (s.PredicateType == formerPredicate):
+			return fmt.Errorf("%w: clause %s has evidence %.60q in a statement of type %s", ErrMalformed, c.ID, c.Evidence, s.PredicateType)
+		case (c.Evidence == "none") != (c.Rank == RankNone) && s.PredicateType != formerPredicate:
+			return bad("clause %s has the rank %s and the evidence %.60q", c.ID, c.Rank, c.Evidence)
 		case c.Verdict == Kept && c.Rank == RankNone:
 			return bad("clause %s is kept without evidence", c.ID)
 		case c.Verdict == Kept && r.Outcome == "lost":

@@ -32,7 +32,7 @@ func run() attest.Run {
 		Audit: attest.Audit{Genesis: hexSum("d"), Seq: 9, Head: hexSum("e"), Root: "AAAA"},
 	}
 	for _, id := range attest.ClauseIDs() {
-		r.Clauses = append(r.Clauses, attest.Clause{ID: id, Verdict: attest.Kept, Rank: attest.RankHost, Because: "<seen>"})
+		r.Clauses = append(r.Clauses, attest.Clause{ID: id, Verdict: attest.Kept, Rank: attest.RankHost, Evidence: "what the server did", Because: "<seen>"})
 	}
 	return r
 }
@@ -340,4 +340,35 @@ func FuzzParseKeys(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestFormerStatementsStayValid: those of the first version have no evidence in words, and
+// those of this version have it for each clause.
+func TestFormerStatementsStayValid(t *testing.T) {
+	key, private := newKey(t)
+	for _, tt := range []struct {
+		name, predicate, evidence string
+		ok                        bool
+	}{
+		{"former", "https://postern.dev/run/v1", "", true},
+		{"former with evidence", "https://postern.dev/run/v1", "what the server did", false},
+		{"new", attest.PredicateType, "what the server did", true},
+		{"new without evidence", attest.PredicateType, "", false},
+		{"new with none", attest.PredicateType, "none", false},
+		{"later", "https://postern.dev/run/v3", "what the server did", false},
+	} {
+		r := run()
+		for i := range r.Clauses {
+			r.Clauses[i].Evidence = tt.evidence
+		}
+		s := attest.New(r)
+		s.PredicateType = tt.predicate
+		b, err := attest.Sign(s, key.ID, private)
+		if err == nil {
+			_, err = attest.Verify(b, []attest.Key{key})
+		}
+		if (err == nil) != tt.ok {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
 }

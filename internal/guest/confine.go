@@ -34,6 +34,7 @@ type bound struct {
 	view      *view        // nil if the guest is not bound, or has lost its view
 	processes int64        // the contract's limit; 0 means none
 	memory    atomic.Int64 // the contract's limit in bytes; 0 means none
+	starved   atomic.Int64 // processes that were ended for lack of memory
 }
 
 // A boundError is the refusal of a request by a bound guest. Its value is the contract.
@@ -280,6 +281,7 @@ type runEnd struct {
 	Code   int    `json:"code"`   // 128 and the signal if a signal ended it
 	Signal int    `json:"signal"` // 0 if none
 	Reason string `json:"reason"` // error message if it was not started or failed
+	Memory bool   `json:"memory"` // meanwhile the guest ended a process for lack of memory
 }
 
 // The exit codes of shells for commands that cannot be started.
@@ -303,6 +305,7 @@ func (s *Server) postRunCommand(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	before := s.bound.starved.Load()
 	exited := make(chan struct{})
 	st.exited, st.cancelled = func() { close(exited) }, r.Context().Done()
 	p, sub, err := s.launch(st)
@@ -326,7 +329,7 @@ func (s *Server) postRunCommand(w http.ResponseWriter, r *http.Request) error {
 		s.killTree(p.pid)
 		return nil
 	}
-	e := runEnd{PID: p.pid, Code: int(end.GetExitCode()), Signal: p.endSignal(), Reason: end.GetError()}
+	e := runEnd{PID: p.pid, Code: int(end.GetExitCode()), Signal: p.endSignal(), Reason: end.GetError(), Memory: s.bound.starved.Load() > before}
 	if e.Signal != 0 {
 		e.Code = 128 + e.Signal
 	}

@@ -49,7 +49,11 @@ type memoryWatch struct {
 func (s *Server) newMemoryWatch() *memoryWatch {
 	return &memoryWatch{
 		log: s.log, total: s.conf.MemoryMB << 20, lower: &s.bound.memory, used: usedMemory, proc: "/proc",
-		spare: guestPids(), mark: s.table.markOOM,
+		spare: guestPids(),
+		mark: func(session int) {
+			s.bound.starved.Add(1)
+			s.table.markOOM(session)
+		},
 		kill: func(pid int) error { return unix.Kill(pid, unix.SIGKILL) },
 	}
 }

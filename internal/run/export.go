@@ -338,7 +338,7 @@ func (a *artifact) associatedData() []byte { return []byte(a.Run + "\x00" + a.SH
 // shortened returns the first most bytes of s, escaped as by [shownPath].
 func shortened(s string, most int) string {
 	if s = shownPath(s); len(s) > most {
-		s = strings.ToValidUTF8(s[:most], "") + "…"
+		s = bounded(s, most)
 	}
 	return s
 }

@@ -49,6 +49,17 @@ type fleet struct {
 	boxes map[string]*box
 	act   func(ctx context.Context, args []string, output func(stream byte, p []byte) error) (sandbox.Ended, error)
 	fail  error // of Create, after Prepare
+	// usage is what is measured of a sandbox; nil means nothing of interest.
+	usage func(b *box) (sandbox.Usage, error)
+}
+
+// Usage measures a sandbox.
+func (f *fleet) Usage(_ context.Context, id string) (sandbox.Usage, error) {
+	b, err := f.get(id)
+	if err != nil || f.usage == nil {
+		return sandbox.Usage{Memory: 1 << 20}, err
+	}
+	return f.usage(b)
 }
 
 var _ run.Fleet = (*fleet)(nil)
@@ -257,7 +268,7 @@ func (f *fixture) restart() {
 	var err error
 	f.binds = &binder{fleet: f.fleet, bound: map[string]command.Binding{}}
 	f.runs, err = run.New(f.log, f.db, f.gate, run.Config{
-		Key: f.key, Blobs: f.blobs, Fleet: f.fleet, Commands: f.binds,
+		Key: f.key, Blobs: f.blobs, Fleet: f.fleet, Commands: f.binds, Usage: f.fleet.Usage,
 		Template: func(_ context.Context, _ auth.Principal, name string) (string, string, error) {
 			if name != "base" {
 				return "", "", errors.New("there is no such template")

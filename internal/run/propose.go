@@ -445,12 +445,16 @@ func (s *Service) refuse(ctx context.Context, r *Run, by, why string) (Run, erro
 	return Run{}, &RefusedError{*r}
 }
 
-// bounded returns the first most bytes of a text.
+// cutMark stands for what was cut off a text.
+const cutMark = "…"
+
+// bounded returns at most most bytes of the beginning of a text, with the mark of what was
+// cut off. Most is larger than that mark.
 func bounded(v string, most int) string {
 	if len(v) <= most {
 		return v
 	}
-	return strings.ToValidUTF8(v[:most], "") + "…"
+	return strings.ToValidUTF8(v[:most-len(cutMark)], "") + cutMark
 }
 
 // PutInput stores the bytes of an announced input of a draft. They must have the

@@ -545,7 +545,7 @@ func (p *Prover) sign(ctx context.Context, s *observations, report *api.RunRepor
 		st.Decisions = append(st.Decisions, w)
 	}
 	for _, c := range report.Clauses {
-		st.Clauses = append(st.Clauses, attest.Clause{ID: c.ID, Verdict: c.Verdict, Rank: c.Rank, Because: c.Because})
+		st.Clauses = append(st.Clauses, attest.Clause{ID: c.ID, Verdict: c.Verdict, Rank: c.Rank, Evidence: c.Evidence, Because: c.Because})
 	}
 	for _, t := range report.Teardown {
 		st.Teardown = append(st.Teardown, attest.Trace{What: t.What, Gone: t.Gone, Detail: t.Detail, At: t.At.UTC()})

@@ -83,7 +83,7 @@ func (f *proofFixture) done(id string) (Run, Evidence) {
 		Created: at, Started: at.Add(time.Second), Ended: at.Add(2 * time.Second), Inputs: []Input{{Path: "/work/in.csv", Size: 3, SHA256: strings.Repeat("a", 64), Received: true}},
 		Results: []Result{{Command: []string{"python3", "a.py"}, Started: at, Ended: at, Exit: &zero, Stderr: 4, Tail: "hostile tail"}},
 	}
-	e := Evidence{Complete: true, Confined: at, Traced: true, Killed: true, Usage: Usage{Samples: 1}}
+	e := Evidence{Complete: true, Confined: at, Traced: true, Killed: true, Usage: Usage{Samples: 1, Final: true}}
 	f.record = &command.Record{
 		Contract: "report@" + c.Digest(), Started: 1, Complete: true, SHA256: strings.Repeat("b", 64),
 		Commands: []command.Command{{Time: at, Path: "/usr/bin/python3.13", Args: []string{"python3", "a.py\x1b"}, Verdict: command.Allowed, Exited: true, Ended: at}},

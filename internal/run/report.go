@@ -46,6 +46,9 @@ type Evidence struct {
 	Violations []Violation `json:"violations,omitempty"` // in order
 	Limits     []Reached   `json:"limits,omitempty"`     // that were reached
 	Usage      Usage       `json:"usage,omitzero"`
+	// Operator is what the server's operator had opened when the sandbox was created. It is
+	// nil in the evidence of a server that did not record it.
+	Operator *Opened `json:"operator,omitempty"`
 	// Killed means that all processes were killed after the last command.
 	Killed bool `json:"killed,omitempty"`
 	// Kept is until when the sandbox is kept paused; zero if it is not kept.
@@ -77,11 +80,51 @@ type Reached struct {
 
 // Usage is the maximum that was sampled of a run's sandbox.
 type Usage struct {
-	MemoryBytes int64 `json:"memory_bytes"`
-	DiskBytes   int64 `json:"disk_bytes"`
+	MemoryBytes int64 `json:"memory_bytes"` // including the sandbox's own kernel
+	DiskBytes   int64 `json:"disk_bytes"`   // beyond what was there before the first command
 	CPUMicros   int64 `json:"cpu_us"`
 	OutputBytes int64 `json:"output_bytes"` // counted, not sampled
 	Samples     int   `json:"samples"`
+	// MemoryMost is the bound of the host's kernel on MemoryBytes; 0 means that it is not
+	// known.
+	MemoryMost int64 `json:"memory_most,omitempty"`
+	// MemoryKills is how many processes the host's kernel ended for lack of memory.
+	MemoryKills int64 `json:"memory_kills,omitempty"`
+	// Final means that the last sample was taken after all processes had been killed.
+	Final bool `json:"final,omitempty"`
+}
+
+// add adds a sample. Base is what the disk held before the first command.
+func (u *Usage) add(s sandbox.Usage, base int64) {
+	u.Samples++
+	u.MemoryBytes = max(u.MemoryBytes, s.Memory)
+	u.DiskBytes = max(u.DiskBytes, s.Disk-base)
+	u.CPUMicros = max(u.CPUMicros, s.CPU.Microseconds())
+	u.MemoryMost = max(u.MemoryMost, s.MemoryMost)
+	u.MemoryKills = max(u.MemoryKills, s.MemoryKills)
+}
+
+// exceeded returns the first limit that the measures of e are over, or "". The memory that
+// is measured includes the sandbox's own kernel, so it is compared with the bound of the
+// host's kernel for both.
+func (e *Evidence) exceeded(l contract.Limits) (name string, limit, seen int64) {
+	u := e.Usage
+	switch {
+	case u.DiskBytes > int64(l.Disk):
+		return "disk", int64(l.Disk), u.DiskBytes
+	case u.OutputBytes > int64(l.Output):
+		return "output", int64(l.Output), u.OutputBytes
+	case u.MemoryMost > 0 && u.MemoryBytes > u.MemoryMost:
+		return limitMemory, u.MemoryMost, u.MemoryBytes
+	}
+	return "", 0, 0
+}
+
+// Opened is what an operator has opened for all sandboxes: connections there are within a
+// contract that names the host, although the address is private.
+type Opened struct {
+	Allow   []string        `json:"allow,omitempty"` // entries of [policy.Ceiling.Allow]
+	Mirrors []policy.Mirror `json:"mirrors,omitempty"`
 }
 
 // observations are the evidence by which the clauses of a run are judged.
@@ -144,9 +187,42 @@ func (s *observations) judge() []api.RunClause {
 		if f.verdict == api.ClauseKept && f.rank == ByNobody {
 			f = unverified("%s", f.because) // unreachable: every kept clause has evidence
 		}
-		out = append(out, api.RunClause{ID: id, Text: texts[id], Verdict: f.verdict, Rank: string(f.rank), Because: shortened(f.because, 1000)})
+		out = append(out, api.RunClause{ID: id, Text: texts[id], Verdict: f.verdict, Rank: string(f.rank), Evidence: evidence(id, f.rank), Because: shortened(f.because, 1000)})
 	}
 	return out
+}
+
+// evidence says by which evidence of a rank a clause was decided.
+func evidence(clause string, rank Rank) string {
+	switch {
+	case rank == ByNobody:
+		return "none"
+	case rank == ByGuest && clause == "on_failure":
+		return "exit codes that the guest reported"
+	case rank == ByGuest:
+		return "what the guest reported"
+	case rank == ByWall:
+		return "the wall's record of connections and requests"
+	case rank == ByKernel && clause == "files":
+		return "the kernel's record of opens for writing"
+	case rank == ByKernel:
+		return "the kernel's record of program starts"
+	}
+	switch clause {
+	case "inputs":
+		return "digests of the inputs, compared before the start"
+	case "network", "credentials", "packages":
+		return "the server's record"
+	case "mail":
+		return "actions of the gate"
+	case "limits":
+		return "measurements of the host, the last one after the end of all processes"
+	case "artifacts":
+		return "files that the server copied out"
+	case "teardown":
+		return "what the server looked for after it removed the sandbox"
+	}
+	return "the server's record of the run"
 }
 
 // violation returns the first violation of a clause that the service observed.
@@ -293,9 +369,13 @@ func (s *observations) net() finding {
 		return unverified("there was no sandbox")
 	}
 	eg := s.run.Contract.Egress()
-	// The operator's ceiling decides about private addresses. Here only the contract
-	// counts.
-	out, err := policy.NewOutbound(eg, policy.Ceiling{Internet: true, Allow: s.run.Contract.Network.Allow, Packages: eg.Packages})
+	// The contract decides which hosts; which of them may have private addresses, and
+	// where the mirrors of registries are, the operator has decided.
+	ceiling := policy.Ceiling{Internet: true, Allow: s.run.Contract.Network.Allow, Packages: eg.Packages}
+	if o := s.e.Operator; o != nil {
+		ceiling.Allow, ceiling.Mirrors = slices.Concat(ceiling.Allow, o.Allow), o.Mirrors
+	}
+	out, err := policy.NewOutbound(eg, ceiling)
 	if err != nil {
 		return unverified("the contract's network cannot be read: %v", err)
 	}
@@ -317,7 +397,7 @@ func (s *observations) net() finding {
 		if slices.Contains(notConnections(), c.What) {
 			continue
 		}
-		if len(eg.Packages) > 0 { // the operator may have mirrors elsewhere
+		if len(eg.Packages) > 0 && s.e.Operator == nil { // there may be mirrors
 			return unverified("a connection to %s, which the contract does not name; it may be a mirror of a registry", cmp.Or(c.Host, c.Address))
 		}
 		return violated(ByWall, "At %s a connection to %s was let through.", c.At.UTC().Format(time.TimeOnly), cmp.Or(c.Host, c.Address))
@@ -417,9 +497,23 @@ func (s *observations) mail() finding {
 }
 
 func (s *observations) limits() finding {
-	if len(s.e.Limits) > 0 {
-		l := s.e.Limits[0]
-		return violated(ByHost, "At %s the limit of %s was reached: %s.", l.At.UTC().Format(time.TimeOnly), l.Name, amount(l.Name, l.Limit))
+	starved := "" // what is said of the memory limit, which holds when it is reached
+	for _, l := range s.e.Limits {
+		if l.Name == limitMemory && l.Seen <= max(l.Limit, s.e.Usage.MemoryMost) {
+			starved = fmt.Sprintf(" The limit of memory (%s) was reached: processes were ended for lack of it.", contract.Size(l.Limit))
+			continue
+		}
+		at := l.At.UTC().Format(time.TimeOnly)
+		if l.Seen > l.Limit {
+			return violated(ByHost, "At %s the limit of %s was exceeded: %s, and %s was measured.", at, l.Name, amount(l.Name, l.Limit), amount(l.Name, l.Seen))
+		}
+		return violated(ByHost, "At %s the limit of %s was reached: %s.", at, l.Name, amount(l.Name, l.Limit))
+	}
+	if starved == "" && s.e.Usage.MemoryKills > 0 {
+		starved = fmt.Sprintf(" The limit of memory (%s) was reached: the host ended %s for lack of it.", s.run.Contract.Limited().Memory, number(s.e.Usage.MemoryKills, "process", "processes"))
+	}
+	if name, limit, seen := s.e.exceeded(s.run.Contract.Limited()); name != "" {
+		return violated(ByHost, "The limit of %s was exceeded: %s, and %s was measured.", name, amount(name, limit), amount(name, seen))
 	}
 	switch {
 	case s.run.Started.IsZero():
@@ -428,9 +522,11 @@ func (s *observations) limits() finding {
 		return unverified("memory and disk were never measured")
 	case !s.e.Killed:
 		return unverified("it is not known that all of its processes have ended")
+	case !s.e.Usage.Final:
+		return unverified("memory and disk were not measured after the end of its processes")
 	}
-	return kept(ByHost, "The run took %s; at most %s of memory and %s of disk were measured, and %s of output was counted.",
-		s.run.Ended.Sub(s.run.Started).Round(time.Millisecond), contract.Size(s.e.Usage.MemoryBytes), contract.Size(s.e.Usage.DiskBytes), contract.Size(s.e.Usage.OutputBytes))
+	return kept(ByHost, "The run took %s; at most %s of memory and %s of disk were measured, the last time after the end of its processes, and %s of output was counted.%s",
+		s.run.Ended.Sub(s.run.Started).Round(time.Millisecond), contract.Size(s.e.Usage.MemoryBytes), contract.Size(s.e.Usage.DiskBytes), contract.Size(s.e.Usage.OutputBytes), starved)
 }
 
 // amount returns the value of a limit for people.

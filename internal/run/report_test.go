@@ -10,6 +10,7 @@ import (
 	"postern/internal/attest"
 	"postern/internal/command"
 	"postern/internal/contract"
+	"postern/internal/policy"
 	"postern/internal/sandbox"
 )
 
@@ -46,7 +47,7 @@ func good(t *testing.T) *observations {
 	}
 	return &observations{
 		run: r,
-		e:   Evidence{Complete: true, Confined: at, Traced: true, Killed: true, Usage: Usage{MemoryBytes: 1 << 20, Samples: 3}, Gone: at, Teardown: []sandbox.Trace{{What: "processes", Gone: true}}},
+		e:   Evidence{Complete: true, Confined: at, Traced: true, Killed: true, Usage: Usage{MemoryBytes: 1 << 20, MemoryMost: 2 << 30, Samples: 3, Final: true}, Operator: &Opened{}, Gone: at, Teardown: []sandbox.Trace{{What: "processes", Gone: true}}},
 		record: &command.Record{
 			Contract: "report@" + c.Digest(), Started: 2, Complete: true, SHA256: strings.Repeat("b", 64),
 			Opens: []command.Opened{{Path: "/work/out/a.csv", Time: at}, {Path: "/etc/passwd", Err: 13, Time: at}, {Path: "/dev/null", Time: at}, {Path: "/.cover/file"}, {Path: "/run/postern/view/passwd", Time: at}},
@@ -107,7 +108,34 @@ func TestClausesAreJudgedByEvidence(t *testing.T) {
 			s.run.Contract.Packages = nil
 			s.network = append(s.network, api.RunContact{What: wallConnected, Host: "evil.example", Address: "93.184.216.35:443", Count: 1})
 		}},
+		{"network", api.ClauseViolated, "a connection elsewhere, and no mirror", func(s *observations) {
+			s.network = append(s.network, api.RunContact{What: wallConnected, Host: "mirror.example", Address: "93.184.216.35:443", Count: 1})
+		}},
+		{"network", api.ClauseKept, "a private address that the operator opened", func(s *observations) {
+			s.e.Operator.Allow = []string{"192.0.2.2"}
+			s.network = append(s.network, api.RunContact{What: wallRequest, Host: "feed.example", Address: "192.0.2.2:443", Count: 3})
+		}},
+		{"network", api.ClauseKept, "a private prefix that the operator opened, for a plain connection", func(s *observations) {
+			s.e.Operator.Allow = []string{"10.1.0.0/16"}
+			s.network = append(s.network, api.RunContact{What: wallConnected, Host: "feed.example", Address: "10.1.2.3:80", Count: 1})
+		}},
+		{"network", api.ClauseViolated, "another host at an address that the operator opened", func(s *observations) {
+			s.e.Operator.Allow = []string{"192.0.2.2"}
+			s.network = append(s.network, api.RunContact{What: wallConnected, Host: "other.example", Address: "192.0.2.2:443", Count: 1})
+		}},
+		{"network", api.ClauseViolated, "a private address that nobody opened", func(s *observations) {
+			s.network = append(s.network, api.RunContact{What: wallConnected, Host: "feed.example", Address: "10.1.2.3:443", Count: 1})
+		}},
+		{"network", api.ClauseKept, "the operator's mirror at a private address", func(s *observations) {
+			s.e.Operator.Mirrors = []policy.Mirror{{Registry: "pypi", URL: "http://mirror.test:3141/simple"}}
+			s.network = append(s.network, api.RunContact{What: wallRequest, Host: "mirror.test", Address: "10.0.0.7:3141", Count: 2})
+		}},
+		{"network", api.ClauseViolated, "a mirror of a registry that the contract does not name", func(s *observations) {
+			s.e.Operator.Mirrors = []policy.Mirror{{Registry: "npm", URL: "http://mirror.test:4873"}}
+			s.network = append(s.network, api.RunContact{What: wallRequest, Host: "mirror.test", Address: "10.0.0.7:4873", Count: 2})
+		}},
 		{"network", api.ClauseNotVerified, "a connection elsewhere, which may be a mirror", func(s *observations) {
+			s.e.Operator = nil // evidence of an earlier version
 			s.network = append(s.network, api.RunContact{What: wallConnected, Host: "mirror.example", Address: "93.184.216.35:443", Count: 1})
 		}},
 		{"network", api.ClauseNotVerified, "not every event was written", func(s *observations) { s.networkCut = "events were only counted" }},
@@ -134,6 +162,14 @@ func TestClausesAreJudgedByEvidence(t *testing.T) {
 		{"limits", api.ClauseViolated, "the time", func(s *observations) { s.e.Limits = []Reached{{Name: "time", Limit: 60_000_000}} }},
 		{"limits", api.ClauseNotVerified, "nothing was measured", func(s *observations) { s.e.Usage.Samples = 0 }},
 		{"limits", api.ClauseNotVerified, "processes may be left", func(s *observations) { s.e.Killed = false }},
+		{"limits", api.ClauseNotVerified, "nothing was measured at the end", func(s *observations) { s.e.Usage.Final = false }},
+		{"limits", api.ClauseViolated, "the last measure of the disk is over the limit", func(s *observations) { s.e.Usage.DiskBytes = 1<<30 + 1 }},
+		{"limits", api.ClauseViolated, "the output is over the limit", func(s *observations) { s.e.Usage.OutputBytes = 1<<20 + 1 }},
+		{"limits", api.ClauseViolated, "the memory is over the bound of the host's kernel", func(s *observations) { s.e.Usage.MemoryBytes = 3 << 30 }},
+		{"limits", api.ClauseKept, "exactly the limits", func(s *observations) {
+			s.e.Usage.DiskBytes, s.e.Usage.OutputBytes, s.e.Usage.MemoryBytes = 1<<30, 1<<20, 2<<30
+		}},
+		{"limits", api.ClauseKept, "a process was ended for memory", func(s *observations) { s.e.Limits = []Reached{{Name: "memory", Limit: 1 << 30, Seen: 1 << 29}} }},
 
 		{"on_failure", api.ClauseKept, "as it was", func(*observations) {}},
 		{"on_failure", api.ClauseViolated, "it went on after a failure", func(s *observations) { s.run.Results[0].Exit = &one }},
@@ -162,6 +198,11 @@ func TestClausesAreJudgedByEvidence(t *testing.T) {
 		}
 		if got[i].Verdict == api.ClauseKept && got[i].Rank == attest.RankNone {
 			t.Errorf("%s, %s: kept without evidence", tt.clause, tt.name)
+		}
+		for _, c := range got {
+			if (c.Evidence == "none") != (c.Rank == attest.RankNone) || c.Evidence == "" {
+				t.Errorf("%s, %s: clause %s of rank %s names the evidence %q", tt.clause, tt.name, c.ID, c.Rank, c.Evidence)
+			}
 		}
 		// The other clauses are judged as well.
 		if len(got) != len(attest.ClauseIDs()) {
@@ -195,6 +236,39 @@ func TestNothingIsKeptInALostRun(t *testing.T) {
 		for _, c := range s.judge() {
 			if (c.Verdict == api.ClauseViolated) != (c.ID == "network") {
 				t.Errorf("with a violation: %s is %s", c.ID, c.Verdict)
+			}
+		}
+	}
+}
+
+// TestOutOfMemoryIsNamed: the limit held, and the clause says that it was reached.
+func TestOutOfMemoryIsNamed(t *testing.T) {
+	for _, change := range []func(e *Evidence){
+		func(e *Evidence) { e.Limits = []Reached{{Name: "memory", Limit: 96 << 20, Seen: 32 << 20}} },
+		func(e *Evidence) { e.Usage.MemoryKills = 1 },
+	} {
+		s := good(t)
+		change(&s.e)
+		if f := s.limits(); f.verdict != api.ClauseKept || !strings.Contains(f.because, "The limit of memory (") {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+// TestCutTextsStayWithinTheirLimit counts the mark of what was cut off.
+func TestCutTextsStayWithinTheirLimit(t *testing.T) {
+	for _, text := range []string{strings.Repeat("x", 5000), strings.Repeat("ü", 5000), strings.Repeat("€", 5000)} {
+		for _, most := range []int{1, 2, 3, 4, 5, 1024, 4999, 5000, 20000} {
+			var out tail
+			_, _ = out.Write([]byte(text))
+			if got := out.text(most); len(got) > most || !strings.HasSuffix(text, strings.TrimPrefix(got, "…")) || most >= 8 && len(got) < min(most, len(text))-4 {
+				t.Errorf("%d bytes of an end are %d: %.20q", most, len(got), got)
+			}
+			if most < 4 {
+				continue
+			}
+			if got := bounded(text, most); len(got) > most || !strings.HasPrefix(text, strings.TrimSuffix(got, "…")) {
+				t.Errorf("%d bytes of a beginning are %d: %.20q", most, len(got), got)
 			}
 		}
 	}

@@ -725,3 +725,47 @@ func TestBoundaryReadWhileItChanges(t *testing.T) {
 		}
 	})
 }
+
+// TestTheLastMeasureDecides: what a program has written after the last sample counts, and
+// what was on the disk before it does not. A process that was ended for memory is named.
+func TestTheLastMeasureDecides(t *testing.T) {
+	const before = 50 << 20
+	text := strings.Replace(report, "output: 64KiB", "output: 64KiB, disk: 8MiB, memory: 96MiB", 1)
+	for _, tt := range []struct {
+		name    string
+		end     sandbox.Ended
+		after   int64 // bytes on the disk once all processes are killed
+		outcome run.Outcome
+		reason  string
+	}{
+		{"within the limit", sandbox.Ended{PID: 7}, before + 8<<20, run.Succeeded, ""},
+		{"one byte over it", sandbox.Ended{PID: 7}, before + 8<<20 + 1, run.Violated, "clause limits: it wrote more to its disk"},
+		{"over it, and failed", sandbox.Ended{PID: 7, Code: 3}, before + 64<<20, run.Violated, "clause limits: it wrote more to its disk"},
+		{"out of memory", sandbox.Ended{PID: 7, Code: 137, Signal: 9, Memory: true, Reason: "out of memory"}, before, run.Failed, "out of memory: a process was ended; limits.memory is 96MiB"},
+		{"a child was out of memory", sandbox.Ended{PID: 7, Memory: true}, before, run.Succeeded, ""},
+	} {
+		storetest.Each(t, func(t *testing.T, db *store.DB) {
+			f := setup(t, db)
+			f.fleet.act = func(context.Context, []string, func(byte, []byte) error) (sandbox.Ended, error) { return tt.end, nil }
+			f.fleet.usage = func(b *box) (sandbox.Usage, error) {
+				u := sandbox.Usage{Disk: before, Memory: 40 << 20, MemoryMost: 200 << 20}
+				if slices.Contains(b.calls, "kill all") {
+					u.Disk = tt.after
+				}
+				return u, nil
+			}
+			defer f.serve()()
+			p := job()
+			p.Text = text
+			r := f.propose(f.keyed, p)
+			f.decide(r, true)
+			r = f.until(r.ID, run.Ended)
+			if r.Outcome != tt.outcome || !strings.Contains(r.Reason, tt.reason) {
+				t.Errorf("%s: %s: %s", tt.name, r.Outcome, r.Reason)
+			}
+			if tt.end.Memory && !strings.Contains(r.Results[0].Reason, "out of memory") {
+				t.Errorf("%s: the command's reason is %q", tt.name, r.Results[0].Reason)
+			}
+		})
+	}
+}

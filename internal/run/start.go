@@ -31,6 +31,7 @@ var (
 	errOvertime   = errors.New("the time of a command was over")
 	errOutput     = errors.New("it wrote more output than its contract allows")
 	errDisk       = errors.New("it wrote more to its disk than its contract allows")
+	errMemory     = errors.New("it used more memory than its contract allows")
 	errUnrecorded = errors.New("the record of what it started is incomplete")
 	errStopped    = errors.New("a process could not be ended")
 )
@@ -42,6 +43,9 @@ const (
 	killTime    = 30 * time.Second       // for the end of processes, and of the sandbox
 	tailSize    = 64 << 10               // of standard output and error that is kept in memory
 	defaultTail = 2 << 10                // of standard error that is shown
+
+	limitMemory = "memory"
+	outOfMemory = "out of memory" // as the guest and [sandbox.Runtime] say it
 )
 
 // A worker performs one run.
@@ -56,6 +60,7 @@ type worker struct {
 	ev Evidence
 
 	last time.Time // newest event about output
+	base int64     // bytes on the sandbox's disk before the first command
 }
 
 // perform performs a run that this program has claimed, from its sandbox to its report.
@@ -102,7 +107,7 @@ func ended(ctx context.Context) (Outcome, string) {
 		return Cancelled, "it was cancelled"
 	case errors.Is(why, errTime), errors.Is(why, errOvertime):
 		return TimedOut, why.Error()
-	case errors.Is(why, errOutput), errors.Is(why, errDisk):
+	case errors.Is(why, errOutput), errors.Is(why, errDisk), errors.Is(why, errMemory):
 		return Violated, why.Error()
 	case errors.Is(why, errUnrecorded), errors.Is(why, errStopped):
 		return Lost, why.Error()
@@ -168,6 +173,10 @@ func (w *worker) broken(ctx context.Context, err error) (Outcome, string) {
 		return ended(ctx)
 	}
 	w.s.log.ErrorContext(ctx, "perform run", "run", w.r.ID, "err", err)
+	if w.endedForMemory(ctx) {
+		w.starved(ctx)
+		err = fmt.Errorf("its sandbox was ended: %s; limits.memory is %s", outOfMemory, w.limits.Memory)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ev.Complete = false
@@ -190,6 +199,7 @@ func (w *worker) create(ctx context.Context) error {
 	}
 	w.mu.Lock()
 	w.r.template, w.ev.Template, w.ev.Image = id, id, image
+	w.ev.Operator = &Opened{Allow: slices.Clone(w.s.conf.Ceiling.Allow), Mirrors: slices.Clone(w.s.conf.Ceiling.Mirrors)}
 	w.mu.Unlock()
 	req, err := w.s.request(ctx, who, c, w.limits)
 	if err != nil {
@@ -225,7 +235,14 @@ func (w *worker) create(ctx context.Context) error {
 	w.box = box
 	// What the program inside opened until now, to make the view, counts as its own. Without
 	// this a late report of it would count as the run's.
-	return w.s.conf.Fleet.Settle(ctx, box.ID)
+	if err := w.s.conf.Fleet.Settle(ctx, box.ID); err != nil {
+		return err
+	}
+	// Nor did the run write what the template's services and the inputs have put on the disk.
+	if u, err := w.measure(ctx); err == nil {
+		w.base = u.Disk
+	}
+	return nil
 }
 
 // The metadata keys of sandboxes that are bound by a contract.
@@ -382,8 +399,7 @@ func (w *worker) watch(ctx context.Context) {
 			return
 		case <-t.C:
 		}
-		if disk := w.sample(ctx); disk > int64(w.limits.Disk) {
-			w.breach(ctx, "disk", int64(w.limits.Disk), disk, errDisk)
+		if w.sample(ctx); w.over(ctx) {
 			return
 		}
 		if n%4 != 0 {
@@ -397,26 +413,94 @@ func (w *worker) watch(ctx context.Context) {
 	}
 }
 
-// sample measures the sandbox once and returns what it has written to its disk, in
-// bytes; 0 if it could not be measured.
-func (w *worker) sample(ctx context.Context) int64 {
+// errUnmeasured means that this server cannot measure sandboxes.
+var errUnmeasured = errors.New("sandboxes are not measured here")
+
+// measure measures the sandbox. A full disk is not a breach: the host's file system adds
+// blocks of its own to what the sandbox may write.
+func (w *worker) measure(ctx context.Context) (sandbox.Usage, error) {
 	if w.s.conf.Usage == nil {
-		return 0
+		return sandbox.Usage{}, errUnmeasured
 	}
 	u, err := w.s.conf.Usage(ctx, w.box.ID)
-	if err != nil {
-		return 0
+	if w.box.DiskMB > 0 {
+		u.Disk = min(u.Disk, w.box.DiskMB<<20)
 	}
-	// A full disk is not a breach: the host's file system adds blocks of its own to what the
-	// sandbox may write.
-	disk := min(u.Disk, w.box.DiskMB<<20)
+	return u, err
+}
+
+// sample measures the sandbox once, and reports whether that was possible.
+func (w *worker) sample(ctx context.Context) bool {
+	u, err := w.measure(ctx)
+	if err != nil {
+		return false
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.ev.Usage.Samples++
-	w.ev.Usage.MemoryBytes = max(w.ev.Usage.MemoryBytes, u.Memory)
-	w.ev.Usage.DiskBytes = max(w.ev.Usage.DiskBytes, disk)
-	w.ev.Usage.CPUMicros = max(w.ev.Usage.CPUMicros, u.CPU.Microseconds())
-	return disk
+	w.ev.Usage.add(u, w.base)
+	return true
+}
+
+// over reports whether what was measured is over a limit, and records the first breach of
+// it.
+func (w *worker) over(ctx context.Context) bool {
+	w.mu.Lock()
+	name, limit, seen := w.ev.exceeded(w.limits)
+	known := slices.ContainsFunc(w.ev.Limits, func(l Reached) bool { return l.Name == name })
+	w.mu.Unlock()
+	if name == "" {
+		return false
+	}
+	if !known {
+		w.breach(ctx, name, limit, seen, breaches(name))
+	}
+	return true
+}
+
+// breaches returns the reason of the breach of a limit.
+func breaches(name string) error {
+	switch name {
+	case "disk":
+		return errDisk
+	case "memory":
+		return errMemory
+	}
+	return errOutput
+}
+
+// starved records that a process was ended for lack of memory. That is no breach: the
+// limit was held.
+func (w *worker) starved(ctx context.Context) {
+	w.mu.Lock()
+	known := slices.ContainsFunc(w.ev.Limits, func(l Reached) bool { return l.Name == limitMemory })
+	seen := w.ev.Usage.MemoryBytes
+	w.mu.Unlock()
+	if !known {
+		w.reached(ctx, limitMemory, int64(w.limits.Memory), seen)
+	}
+}
+
+// endedForMemory reports whether the host's kernel has ended the sandbox for lack of
+// memory. The fleet notices the end of a sandbox a moment after the calls to it fail.
+func (w *worker) endedForMemory(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+	defer cancel()
+	for range 20 {
+		list, err := w.s.conf.Fleet.List(ctx, w.r.itself(), true)
+		if err != nil {
+			return false
+		}
+		i := slices.IndexFunc(list, func(box sandbox.Info) bool { return box.ID == w.box.ID })
+		if i < 0 || list[i].State != sandbox.Running {
+			return i >= 0 && strings.Contains(list[i].Reason, outOfMemory)
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return false
 }
 
 // A tail keeps the end of a stream.
@@ -430,18 +514,22 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// text returns the last most bytes as text, without secrets. It masks before it cuts: half
-// of a secret would not be found.
+// text returns at most most bytes of the end as text, without secrets; "…" stands for what
+// was cut off, and counts. It masks before it cuts: half of a secret would not be found.
 func (t *tail) text(most int) string {
 	s := leak.Redact(strings.ReplaceAll(strings.ToValidUTF8(string(t.b), "\uFFFD"), "\x00", "\uFFFD"))
 	if len(s) <= most {
 		return s
 	}
-	s = s[len(s)-most:]
+	mark := cutMark
+	if most < len(mark) {
+		mark = ""
+	}
+	s = s[len(s)-most+len(mark):]
 	for len(s) > 0 && !utf8.RuneStart(s[0]) {
 		s = s[1:]
 	}
-	return "…" + s
+	return mark + s
 }
 
 // command runs one command and records it. Failed says how it failed, and is empty if it
@@ -499,6 +587,14 @@ func (w *worker) command(ctx context.Context, i int) (code *int, failed string, 
 			failed = "ended with exit code " + strconv.Itoa(end.Code)
 		}
 	}
+	if end.Memory {
+		w.starved(ctx)
+		// The attack on the reader: exit code 137 alone could be anything.
+		res.Reason = fmt.Sprintf("%s: a process was ended; limits.memory is %s", outOfMemory, w.limits.Memory)
+		if failed != "" && ctx.Err() == nil {
+			failed += ", " + res.Reason
+		}
+	}
 	most := int(w.r.Contract.OnFailure.Stderr)
 	if most <= 0 {
 		most = defaultTail
@@ -549,9 +645,13 @@ func (w *worker) finish(ctx context.Context, outcome Outcome, why string) error 
 		err := s.conf.Fleet.KillAll(kill, box)
 		// What they opened last may not be on the record yet.
 		serr := s.conf.Fleet.Settle(kill, box)
+		// The attack: a program writes its last bytes after the last sample. Nothing of it
+		// runs now, so this measure has them all.
+		final := w.sample(kill) && err == nil
+		w.over(kill)
 		cancel()
 		w.mu.Lock()
-		w.ev.Killed, w.ev.Traced = err == nil, w.ev.Traced && serr == nil
+		w.ev.Killed, w.ev.Traced, w.ev.Usage.Final = err == nil, w.ev.Traced && serr == nil, final
 		w.mu.Unlock()
 		if err := errors.Join(err, serr); err != nil {
 			s.log.WarnContext(ctx, "end the processes of a run", "run", w.r.ID, "err", err)
@@ -560,8 +660,9 @@ func (w *worker) finish(ctx context.Context, outcome Outcome, why string) error 
 	}
 	w.mu.Lock()
 	if outcome == Succeeded && len(w.ev.Violations) > 0 || outcome == Failed && len(w.ev.Violations) > 0 {
-		// An attempt counts even if it was refused.
-		outcome, why = Violated, "it tried something that its contract does not allow: "+w.ev.Violations[0].Text
+		// An attempt to start a program counts even if it was refused.
+		v := w.ev.Violations[0]
+		outcome, why = Violated, "clause "+v.Clause+": "+v.Text
 	}
 	if outcome == Lost {
 		w.ev.Complete = false

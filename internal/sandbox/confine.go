@@ -51,6 +51,9 @@ type Ended struct {
 	Code   int
 	Signal int    // 0 if none
 	Reason string // why it was not started, or failed; printable
+	// Memory means that the guest ended a process for lack of memory while the command
+	// ran: the command itself, or another one.
+	Memory bool
 }
 
 // A FileInfo describes a regular file that a bound sandbox wrote. Every field is hostile.
@@ -215,12 +218,13 @@ func (f *Fleet) RunCommand(ctx context.Context, id string, c Command, output fun
 		Code   uint8  `json:"code"`
 		Signal uint8  `json:"signal"`
 		Reason string `json:"reason"`
+		Memory bool   `json:"memory"`
 	}
 	if err := json.Unmarshal(last, &e); err != nil || e.PID < 0 {
 		return Ended{}, fmt.Errorf("run a command in %s: %w", id, errMalformed)
 	}
 	reason := printable(e.Reason)
-	return Ended{int(e.PID), int(e.Code), int(e.Signal), reason[:min(len(reason), maxReason)]}, nil
+	return Ended{int(e.PID), int(e.Code), int(e.Signal), reason[:min(len(reason), maxReason)], e.Memory}, nil
 }
 
 // ListFiles returns the regular files in the writable directories of a confined sandbox

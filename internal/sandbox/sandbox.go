@@ -154,6 +154,11 @@ type SaveOptions struct {
 type Usage struct {
 	CPU    time.Duration // processor time since it was started or restored
 	Memory int64         // bytes, including the sandbox's own kernel
+	// MemoryMost is the limit of the host's kernel on Memory in bytes: [Spec.MemoryMB] and
+	// what the sandbox's own kernel may take besides. 0 means that it is not known.
+	MemoryMost int64
+	// MemoryKills is how many processes the host's kernel has ended for lack of memory.
+	MemoryKills int64
 	// Disk is how many bytes of the host's disk hold what was written and not removed. With
 	// the blocks by which the host's file system finds them it can exceed [Spec.DiskMB] by
 	// one in a hundred.

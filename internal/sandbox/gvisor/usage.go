@@ -37,6 +37,10 @@ func (r *Runtime) Usage(ctx context.Context, id string) (u sandbox.Usage, err er
 	if u.Memory, err = r.cgroups.memoryUsed(id); err != nil {
 		return u, fmt.Errorf("measure sandbox %s: %w", id, err)
 	}
+	if u.MemoryMost, err = r.cgroups.memoryMost(id); err != nil {
+		return u, fmt.Errorf("measure sandbox %s: %w", id, err)
+	}
+	u.MemoryKills = r.cgroups.oomKills(id)
 	u.Disk = written(pids)
 	return u, nil
 }
@@ -106,16 +110,24 @@ func (g *cgroups) cpuUsed(id string) (time.Duration, error) {
 // memoryRoom returns how many more bytes may be charged to a sandbox before its limit
 // is reached. The page cache counts as used, even if the kernel would reclaim it.
 func (g *cgroups) memoryRoom(id string) (int64, error) {
-	names := [2]string{"memory.usage_in_bytes", "memory.limit_in_bytes"}
+	name := "memory.usage_in_bytes"
 	if g.v2 {
-		names = [2]string{"memory.current", "memory.max"}
+		name = "memory.current"
 	}
-	used, err := readNumber(g.file(id, "memory", names[0]))
+	used, err := readNumber(g.file(id, "memory", name))
 	if err != nil {
 		return 0, err
 	}
-	limit, err := readNumber(g.file(id, "memory", names[1]))
+	limit, err := g.memoryMost(id)
 	return limit - used, err
+}
+
+// memoryMost returns how many bytes may be charged to a sandbox.
+func (g *cgroups) memoryMost(id string) (int64, error) {
+	if g.v2 {
+		return readNumber(g.file(id, "memory", "memory.max"))
+	}
+	return readNumber(g.file(id, "memory", "memory.limit_in_bytes"))
 }
 
 // memoryUsed returns the memory of a sandbox without the part of the page cache
