@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,6 +33,11 @@ words after -- are the command. With --file the script becomes an input, the
 interpreter for its name runs it, and the words after -- are its arguments: python3
 for .py, bash for .sh, node for .js and .mjs, perl for .pl, ruby for .rb.
 
+--command LINE gives one command of several. They run one after the other, in the same
+sandbox, in the order of the flags. LINE has quotes as in a shell, and no shell reads
+it. After one that fails the rest does not run, unless the contract says
+on_failure: {exit: continue}.
+
 Without a PATH, an input goes to the entry of files.inputs that has its name, else to
 the first pattern there that matches it. In a directory, symbolic links and special
 files are left out.
@@ -46,6 +52,8 @@ The exit status is that of the last command, or one of these:
   122  nobody reviewed it within --wait-review, and it was cancelled
   123  lost or cancelled, or the server could not be reached
   124  timed out
+  125  too many runs: of this proposer within an hour, or that wait for their review;
+       the message says which limit it is and when to try again
 
 Ctrl-C cancels the run and waits for its end. A second Ctrl-C leaves at once.`
 
@@ -56,6 +64,7 @@ const (
 	statusUnreviewed = 122
 	statusLost       = 123
 	statusTimedOut   = 124
+	statusFull       = 125
 )
 
 // A statusError is an error with an exit status of its own.
@@ -83,7 +92,7 @@ type runTool struct {
 	conf Config
 
 	name, file            string
-	inputs                []string
+	inputs, commands      []string
 	task                  string
 	check, cleanup        string
 	export, timeout       string
@@ -103,6 +112,7 @@ func runCommand() *command {
   postern run --first
   postern run report.yaml --input sales.csv --out results -- python3 report.py
   postern run report.yaml --file report.py --task 'weekly totals' -- --month 11
+  postern run report.yaml --command 'python3 fetch.py' --command 'python3 report.py "June 2026"'
   postern run --name weekly-report --detach -- python3 /work/report.py`,
 		facts: true,
 		flags: func(fs *pflag.FlagSet) {
@@ -124,6 +134,7 @@ func (t *runTool) flags(fs *pflag.FlagSet) {
 	fs.BoolVar(&t.first, "first", false, "go through a small run step by step, as a checklist for a new server; without CONTRACT and COMMAND")
 	fs.StringVar(&t.name, "name", "", "`name` of a contract that the server has stored, instead of CONTRACT")
 	fs.StringVar(&t.file, "file", "", "`script` to add as an input and run; the words after -- are its arguments")
+	fs.Var(&addressList{&t.commands}, "command", "`line` with a command of the run, instead of the words after --; may be repeated: they run one after the other")
 	fs.Var(&addressList{&t.inputs}, "input", "`FILE|DIR[=PATH]`: add a file or directory of this machine as a read-only input; may be repeated")
 	fs.StringVar(&t.task, "task", "", "`text` that says what the run is for, for the people who review it (default: the contract's description, else the command)")
 	fs.StringVar(&t.check, "check", "", "answer for the review: the smallest `check` that can be undone")
@@ -168,7 +179,7 @@ func (t *runTool) run(ctx context.Context, l *local, args []string, out *output)
 		proposal.Inputs = append(proposal.Inputs, api.NewInput{Path: in.path, Size: in.size, SHA256: in.sha256})
 	}
 	proposal.Answers = t.answers(c)
-	proposal.Task = cmp.Or(t.task, c.Description, "to run "+cut(commandLine(proposal.Commands[0]), longLine))
+	proposal.Task = cmp.Or(t.task, c.Description, "to run "+cut(commandLines(proposal.Commands), longLine))
 	p := newRunScreen(os.Stderr)
 	defer p.end()
 	for _, n := range ins.notes {
@@ -201,8 +212,10 @@ func (t *runTool) arguments(args []string, dash int) (source string, command []s
 	switch {
 	case dash > 0 || dash < 0 && len(command) > 0 && strings.HasPrefix(command[0], "-"):
 		return "", nil, fmt.Errorf("%w: unexpected argument %q; the command follows --", errUsage, command[0])
-	case t.file == "" && len(command) == 0:
-		return "", nil, fmt.Errorf("%w: COMMAND is missing: write it after --, or name a script with --file", errUsage)
+	case len(t.commands) > 0 && (t.file != "" || len(command) > 0):
+		return "", nil, fmt.Errorf("%w: --command, and --file or a command after --, exclude each other: give each command with --command", errUsage)
+	case t.file == "" && len(command) == 0 && len(t.commands) == 0:
+		return "", nil, fmt.Errorf("%w: COMMAND is missing: write it after --, give several with --command, or name a script with --file", errUsage)
 	}
 	return source, command, nil
 }
@@ -246,6 +259,17 @@ func (t *runTool) prepare(ins *runInputs, command []string) ([][]string, error) 
 		if err := ins.add(in); err != nil {
 			return nil, err
 		}
+	}
+	if len(t.commands) > 0 {
+		var list [][]string
+		for _, line := range t.commands {
+			words, err := contract.Words(line)
+			if err != nil {
+				return nil, fmt.Errorf("%w: --command: %w", errUsage, err)
+			}
+			list = append(list, words)
+		}
+		return list, nil
 	}
 	if t.file == "" {
 		return [][]string{command}, nil
@@ -308,10 +332,26 @@ func upload(ctx context.Context, l *local, id string, in *runInput) error {
 	return nil
 }
 
+// commandLines returns command lines for a person, see [commandLine].
+func commandLines(list [][]string) string {
+	lines := make([]string, len(list))
+	for i, args := range list {
+		lines[i] = commandLine(args)
+	}
+	return strings.Join(lines, ", then ")
+}
+
 // refusal gives an answer of the server that refuses the run its exit status.
 func refusal(err error) error {
 	var said *client.Error
-	if errors.As(err, &said) && said.Status >= 400 && said.Status < 500 && !slices.Contains([]int{401, 404, 408, 429}, said.Status) {
+	if errors.As(err, &said) && said.Status == http.StatusTooManyRequests {
+		text := printable(err.Error())
+		if said.RetryAfter > 0 && !strings.Contains(text, "try again in") {
+			text += "; try again in " + said.RetryAfter.String()
+		}
+		return &statusError{statusFull, errors.New(text)}
+	}
+	if errors.As(err, &said) && said.Status >= 400 && said.Status < 500 && !slices.Contains([]int{401, 404, 408}, said.Status) {
 		return &statusError{statusRefused, errors.New(printable(err.Error()))}
 	}
 	return err

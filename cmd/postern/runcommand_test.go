@@ -24,6 +24,10 @@ func TestRunSplitsItsArguments(t *testing.T) {
 		{line: "--name c -- true --json", command: []string{"true", "--json"}},
 		{line: "c.yaml --file a.py", source: "c.yaml"},
 		{line: "c.yaml --file a.py -- --month 11", source: "c.yaml", command: []string{"--month", "11"}},
+		{line: "c.yaml --command true --command false", source: "c.yaml"},
+		{line: "--name c --command true"},
+		{line: "c.yaml --command true -- false", err: "exclude each other"},
+		{line: "c.yaml --command true --file a.py", err: "exclude each other"},
 		{line: "", err: "CONTRACT is missing"},
 		{line: "-- true", err: "CONTRACT is missing"},
 		{line: "c.yaml", err: "COMMAND is missing"},
@@ -80,7 +84,7 @@ func TestExitStatusOfRunIsNoSuccessByMistake(t *testing.T) {
 }
 
 func TestRefusalsOfTheServerHaveTheirStatus(t *testing.T) {
-	for status, want := range map[int]int{400: statusRefused, 403: statusRefused, 409: statusRefused, 422: statusRefused, 401: statusLost, 404: statusLost, 429: statusLost, 500: statusLost, 503: statusLost} {
+	for status, want := range map[int]int{400: statusRefused, 403: statusRefused, 409: statusRefused, 422: statusRefused, 401: statusLost, 404: statusLost, 429: statusFull, 500: statusLost, 503: statusLost} {
 		err := withStatus(statusLost, refusal(&client.Error{Status: status, Detail: "no\x1b[2J"}))
 		var got *statusError
 		if !errors.As(err, &got) || got.status != want {
@@ -96,5 +100,33 @@ func TestCommandLineIsOneLineThatATerminalDoesNotObey(t *testing.T) {
 	got := commandLine([]string{"python3", "-c", "print('a b')", "", "x\ny\x1b[2J", "\u202eevil"})
 	if want := `python3 -c "print('a b')" "" "x\ny\x1b[2J" "\u202eevil"`; got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// TestRunTakesSeveralCommands: each line has the quotes of a shell, and no shell reads it.
+func TestRunTakesSeveralCommands(t *testing.T) {
+	for _, c := range []struct {
+		lines []string
+		want  [][]string
+		err   string
+	}{
+		{[]string{"python3 a.py 'June 2026'", `echo "a, b" \* *.csv`}, [][]string{{"python3", "a.py", "June 2026"}, {"echo", "a, b", "*", "*.csv"}}, ""},
+		{[]string{"true", "cat a | sh"}, nil, "only a shell understands"},
+		{[]string{"true", "echo $HOME"}, nil, "only a shell understands"},
+		{[]string{"true", "echo 'a"}, nil, "is not closed"},
+		{[]string{""}, nil, "is empty"},
+	} {
+		tool := &runTool{}
+		fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
+		tool.flags(fs)
+		for _, l := range c.lines {
+			if err := fs.Set("command", l); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := tool.prepare(&runInputs{}, nil)
+		if c.err != "" && (!errors.Is(err, errUsage) || !strings.Contains(err.Error(), c.err)) || c.err == "" && (err != nil || !cmp.Equal(got, c.want)) {
+			t.Errorf("%q: %q, %v", c.lines, got, err)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/signal"
 	"strings"
@@ -19,6 +20,9 @@ const (
 	lookAgain   = time.Second      // between looks at files that wait for people
 	settleTime  = 10 * time.Second // for files that policy has decided on to be released
 	silentTries = 30               // failed questions, a second apart, after which the server counts as lost
+	hiddenTime  = 2 * time.Second  // after which a file counts as waiting for a person, if the key may not see its action
+
+	reviewPerson = "person" // of [api.RunArtifact]: always a person decides
 )
 
 // A follower shows a run until its end.
@@ -99,10 +103,11 @@ func (f *follower) watch(ctx context.Context, patience time.Duration) error {
 	}
 }
 
-// passing reports whether an error may pass: the server could not be reached.
+// passing reports whether an error may pass: the server could not be reached, is busy, or
+// limits how often it is asked.
 func (f *follower) passing(err error) bool {
 	var said *client.Error
-	return !errors.As(err, &said)
+	return !errors.As(err, &said) || said.Status == http.StatusTooManyRequests || said.Status >= http.StatusBadGateway
 }
 
 func runPause(ctx context.Context, d time.Duration) error {
@@ -124,7 +129,11 @@ func (f *follower) announce(ctx context.Context) error {
 	if err != nil || r.Action == "" {
 		return err
 	}
-	if a, err := f.l.api.Actions.Get(ctx, r.Action); err != nil || a.State != api.StatePending {
+	a, err := f.l.api.Actions.Get(ctx, r.Action)
+	if errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrForbidden) {
+		return nil // this key does not see reviews; the events say how it ends
+	}
+	if err != nil || a.State != api.StatePending {
 		return err
 	}
 	f.review = r.Action
@@ -243,16 +252,17 @@ func (f *follower) artifacts(ctx context.Context, wait bool) ([]api.RunArtifact,
 			return nil, err
 		}
 		waiting, people := 0, 0
+		passed := time.Since(start)
 		for _, a := range list.Artifacts {
 			if a.State != api.ArtifactWaiting {
 				continue
 			}
 			waiting++
-			act, err := f.l.api.Actions.Get(ctx, a.Action)
+			pending, err := f.pending(ctx, a, passed)
 			if err != nil {
 				return nil, err
 			}
-			if act.State != api.StatePending {
+			if !pending {
 				continue
 			}
 			people++
@@ -261,7 +271,6 @@ func (f *follower) artifacts(ctx context.Context, wait bool) ([]api.RunArtifact,
 				said[a.Action] = true
 			}
 		}
-		passed := time.Since(start)
 		settling := waiting > people && passed < settleTime
 		if !settling && (!wait || waiting == 0 || f.t.wait > 0 && passed > f.t.wait) {
 			return list.Artifacts, nil
@@ -277,6 +286,21 @@ func (f *follower) artifacts(ctx context.Context, wait bool) ([]api.RunArtifact,
 			return list.Artifacts, nil //nolint:nilerr // interrupted: what is released is saved
 		}
 	}
+}
+
+// pending reports whether a file that waits does so for a person, and not for the moment
+// in which what policy has decided is carried out. A project's key may not see the action: it
+// is the sandbox that has proposed it. Then only the file's own record says anything, after
+// the time that policy needs.
+func (f *follower) pending(ctx context.Context, a api.RunArtifact, passed time.Duration) (bool, error) {
+	act, err := f.l.api.Actions.Get(ctx, a.Action)
+	switch {
+	case errors.Is(err, client.ErrNotFound), errors.Is(err, client.ErrForbidden):
+		return a.DecidedAt == nil && (a.Review == reviewPerson || passed > hiddenTime), nil
+	case err != nil:
+		return false, err
+	}
+	return act.State == api.StatePending, nil
 }
 
 // exitStatus returns the exit status that stands for what came of a run.

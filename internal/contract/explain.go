@@ -236,12 +236,60 @@ func (c *Contract) teardownText() string {
 	return "The sandbox is destroyed at once."
 }
 
-// interpreters returns programs that execute code from their arguments or their input.
-// A final "*" matches any text.
+// interpreters returns programs that everybody knows to execute the code that their
+// arguments name. A final "*" matches any text.
 func interpreters() []string {
 	return []string{
-		"sh", "bash", "dash", "zsh", "ksh", "fish", "busybox", "python*", "pypy*", "ipython*", "node", "nodejs", "deno", "bun", "ruby*", "perl*", "php*", "lua*", "java", "jshell", "Rscript", "R", "tclsh", "awk", "gawk", "mawk", "nawk", "sed", "vi", "vim", "ex", "ed", "emacs", "make", "cmake", "gdb", "git", "npm", "npx", "pip*", "go", "cargo", "gcc", "cc", "ld*", "sqlite3", "psql", "jupyter*",
+		"sh", "bash", "dash", "zsh", "ksh", "fish", "python*", "pypy*", "ipython*", "node", "nodejs", "deno", "bun", "ruby*", "perl*", "php*", "lua*", "java", "jshell", "Rscript", "R", "tclsh", "jupyter*",
 	}
+}
+
+// helpers returns programs that seem to do one thing, and execute code that their
+// arguments, or files of the working directory, name.
+func helpers() []string {
+	return []string{
+		"busybox", "awk", "gawk", "mawk", "nawk", "sed", "vi", "vim", "ex", "ed", "emacs", "make", "cmake", "gdb", "git", "npm", "npx", "pip*", "go", "cargo", "gcc", "cc", "ld*", "sqlite3", "psql", "find", "xargs", "env",
+	}
+}
+
+// oneOf reports whether a list has a name. A final "*" of an entry matches any text.
+func oneOf(list []string, name string) bool {
+	return slices.ContainsFunc(list, func(p string) bool {
+		prefix, more := strings.CutSuffix(p, "*")
+		return name == p || more && strings.HasPrefix(name, prefix)
+	})
+}
+
+// runsMore returns what an entry of Commands.Allow for a program of that name allows beyond
+// what its text suggests, or "". An interpreter with its script is what it seems to be, so
+// that nothing is said of most contracts: who is warned always reads no warning.
+func (c *Contract) runsMore(name string, e entry) string {
+	open := e.rest || slices.ContainsFunc(e.words, func(g glob) bool { return len(g) > 1 })
+	switch {
+	case oneOf(helpers(), name) && open:
+		return name + " runs other code or programs if its arguments say so; the kernel judges the programs, and only files, network and limits bound the code"
+	case !oneOf(interpreters(), name):
+		return ""
+	case len(e.words) == 0 && e.rest, len(e.words) > 0 && len(e.words[0]) > 1 && e.words[0][0] == "":
+		return name + " with any first argument runs any code, also code on the command line; write the script's name to bound it"
+	}
+	for _, w := range e.words {
+		if len(w) > 1 {
+			return ""
+		}
+		if strings.HasPrefix(w[0], "-") {
+			continue
+		}
+		script := w[0]
+		if !path.IsAbs(script) {
+			script = path.Join(c.Dir(), script)
+		}
+		if c.Access(script).Write {
+			return fmt.Sprintf("the run can write %s, and so change what %s runs; make it an input, or a file of the template", script, name)
+		}
+		return ""
+	}
+	return ""
 }
 
 // Warnings returns what the contract allows beyond what its text suggests, one sentence
@@ -256,19 +304,10 @@ func (c *Contract) Warnings() []string {
 		if e.name == "" && len(e.path.names) > 0 {
 			name = e.path.names[len(e.path.names)-1].String()
 		}
-		open := e.rest || slices.ContainsFunc(e.words, func(g glob) bool { return len(g) > 1 })
-		switch {
-		case e.any:
+		if e.any {
 			add("%sallows any program; only files, network and limits bound the run", field)
-		case slices.ContainsFunc(interpreters(), func(p string) bool {
-			prefix, more := strings.CutSuffix(p, "*")
-			return name == p || more && strings.HasPrefix(name, prefix)
-		}):
-			what := "what its script does"
-			if open {
-				what = "what its arguments tell it"
-			}
-			add("%s%s runs code itself: the kernel does not see %s as the start of a program; only files, network and limits bound it", field, name, what)
+		} else if more := c.runsMore(name, e); more != "" {
+			add("%s%s", field, more)
 		}
 		if e.name == "" && !e.any {
 			for i, w := range c.Files.Write {

@@ -295,6 +295,20 @@ func split(run string) ([]string, error) {
 	return words, nil
 }
 
+// Words splits a command line into its words, with the quotes of a shell and nothing else
+// of one: what only a shell understands is an error unless it is quoted. The error wraps
+// [ErrInvalid].
+func Words(line string) ([]string, error) {
+	words, err := split(line)
+	if err != nil {
+		return nil, fmt.Errorf("%w: the command %q: %w", ErrInvalid, clip(line), err)
+	}
+	for i := range words {
+		words[i] = strings.ReplaceAll(words[i], star, "*")
+	}
+	return words, nil
+}
+
 // arguments reports whether p matches args, which do not include argv[0].
 func (p pattern) arguments(args []string) bool {
 	if len(args) < len(p.words) || len(args) > len(p.words) && !p.rest {

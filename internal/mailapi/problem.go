@@ -260,6 +260,9 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		if late, ok := errors.AsType[*waitError](err); ok {
 			w.Header().Set("Retry-After", strconv.FormatInt(wholeSeconds(late.wait), 10))
 		}
+		if full, ok := errors.AsType[*run.FullError](err); ok {
+			w.Header().Set("Retry-After", strconv.FormatInt(wholeSeconds(full.Wait), 10))
+		}
 	case "internal_error":
 		if errors.Is(err, context.Canceled) {
 			s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)

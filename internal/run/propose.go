@@ -37,7 +37,8 @@ const (
 	maxAnswer   = 2000      // bytes
 	maxWaiting  = 50        // runs of a proposer that are drafts or wait for their review
 	maxKept     = 1 << 30   // bytes of the inputs of these
-	maxHourly   = 200       // proposals of one proposer in an hour
+	maxHourly   = 200       // proposals of one proposer in an hour that somebody may have to review
+	maxTries    = 1000      // proposals of one proposer in an hour, with those that were refused before anybody was asked
 	maxHeld     = 256 << 20 // bytes of inputs that are uploaded at the same time
 	draftTime   = time.Hour
 )
@@ -352,15 +353,8 @@ func (s *Service) Propose(ctx context.Context, who auth.Principal, via string, p
 	}
 	r.scope = r.scopeOf()
 	err = s.db.UpdateIn(ctx, store.Project(r.Project), func(tx *store.Tx) error {
-		var waiting, hourly int
-		err := tx.One(ctx, `select coalesce(sum(case when state in ($3, $4) then 1 else 0 end), 0), coalesce(sum(case when created_at > $5 then 1 else 0 end), 0) from run
-			where project_id = $1 and proposer = $2`, []any{r.Project, r.Proposer, Draft, Proposed, store.Time(time.Now().Add(-time.Hour))}, &waiting, &hourly)
-		switch {
-		case err != nil:
+		if err := rateOf(ctx, tx, &r); err != nil {
 			return err
-		case waiting >= maxWaiting || hourly >= maxHourly:
-			// The attack: an agent that proposes in a loop, until reviewers give up.
-			return fmt.Errorf("%w: %d of your runs wait (at most %d), and you proposed %d within an hour (at most %d)", ErrFull, waiting, maxWaiting, hourly, maxHourly)
 		}
 		if err := s.roomFor(ctx, tx, &r); err != nil {
 			return err
@@ -389,6 +383,39 @@ func (s *Service) Propose(ctx context.Context, who auth.Principal, via string, p
 		return r, nil
 	}
 	return s.submit(ctx, who, r)
+}
+
+// rateOf returns an error that wraps [ErrFull] if r's proposer has too many runs that wait,
+// or has proposed too many within an hour. The attack: an agent that proposes in a loop,
+// until reviewers give up. A proposal that was refused before anybody was asked has cost
+// nobody's time: it counts only against the larger number, which bounds what is stored.
+func rateOf(ctx context.Context, tx *store.Tx, r *Run) error {
+	since := store.Time(time.Now().Add(-time.Hour))
+	var waiting, hourly, tries int
+	err := tx.One(ctx, `select coalesce(sum(case when state in ($3, $4) then 1 else 0 end), 0), coalesce(sum(case when created_at > $5 and refused not in ($6, $7) then 1 else 0 end), 0),
+			coalesce(sum(case when created_at > $5 then 1 else 0 end), 0) from run where project_id = $1 and proposer = $2`,
+		[]any{r.Project, r.Proposer, Draft, Proposed, since, byBoundary, byEvidence}, &waiting, &hourly, &tries)
+	if err != nil {
+		return err
+	}
+	if waiting >= maxWaiting {
+		return fmt.Errorf("%w: %d of your runs are drafts or wait for their review (at most %d); cancel one, or wait for its review", ErrFull, waiting, maxWaiting)
+	}
+	// The proposal that ends the wait is the newest of those that are too many.
+	over, most, text, refused := hourly-maxHourly, maxHourly, "you proposed %d runs within an hour (at most %d)", `and refused not in ($4, $5)`
+	args := []any{r.Project, r.Proposer, since, byBoundary, byEvidence}
+	if over < 0 {
+		over, most, text, refused, args = tries-maxTries, maxTries, "you proposed %d runs within an hour, refused ones included (at most %d)", "", args[:3]
+	}
+	if over < 0 {
+		return nil
+	}
+	var at int64
+	if err := tx.One(ctx, `select created_at from run where project_id = $1 and proposer = $2 and created_at > $3 `+refused+` order by created_at limit 1 offset `+strconv.Itoa(over), args, &at); err != nil {
+		return err
+	}
+	wait := max(time.Until(store.FromTime(at).Add(time.Hour)), time.Second).Round(time.Second)
+	return &FullError{Wait: wait, Text: fmt.Sprintf(text, over+most, most) + "; try again in " + contract.Duration(wait).String()}
 }
 
 // roomFor returns an error that wraps [ErrFull] if the inputs of r, and those of its

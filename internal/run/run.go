@@ -40,6 +40,18 @@ var (
 	ErrRunFailed = errors.New("the run has failed")
 )
 
+// A FullError is an [ErrFull] that ends by itself.
+type FullError struct {
+	Text string
+	Wait time.Duration // after which it may be tried again
+}
+
+// Error implements error.
+func (e *FullError) Error() string { return ErrFull.Error() + ": " + e.Text }
+
+// Unwrap returns [ErrFull].
+func (*FullError) Unwrap() error { return ErrFull }
+
 // A RefusedError is an [ErrRefused] with its run.
 type RefusedError struct{ Run Run }
 

@@ -3,6 +3,7 @@ package run_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -768,4 +769,61 @@ func TestTheLastMeasureDecides(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHourlyLimitsSayWhenToTryAgain: a proposal that was refused before anybody was asked
+// takes no place of those that people review.
+func TestHourlyLimitsSayWhenToTryAgain(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		ctx := t.Context()
+		refused := job()
+		refused.Answers.Missing = []string{"the numbers of June"}
+		for range 3 {
+			if _, err := f.runs.Propose(ctx, f.keyed, "rest", refused); !errors.Is(err, run.ErrRefused) {
+				t.Fatal(err)
+			}
+		}
+		r := f.propose(f.keyed, job())
+		if _, err := f.runs.Cancel(ctx, f.keyed, r.ID); err != nil {
+			t.Fatal(err)
+		}
+		// 199 proposals, of which the first is 50 minutes old. Refused ones do not count.
+		insert := func(n int, by string, at time.Time) {
+			t.Helper()
+			err := db.Update(ctx, func(tx *store.Tx) error {
+				for i := range n {
+					if _, err := tx.ExecContext(ctx, `insert into run (id, project_id, proposer, inbox_id, via, state, outcome, refused, reason, contract_name, contract, contract_text, contract_digest, boundary_digest,
+							task, commands, inputs, answers, scope, action_id, approved, payload, sandbox_id, template, created_at, begun_at, started_at, ended_at, kept_until, cancelled_by, version, events, results, evidence)
+						select $1, project_id, proposer, inbox_id, via, $4, outcome, $2, reason, contract_name, contract, contract_text, contract_digest, boundary_digest,
+							task, commands, inputs, answers, scope, action_id, approved, payload, sandbox_id, template, $3, begun_at, started_at, ended_at, kept_until, cancelled_by, version, events, results, evidence
+						from run where id = $5`, fmt.Sprintf("run_%s%d%d", by, at.Unix(), i), by, store.Time(at), run.Ended, r.ID); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		now := time.Now()
+		insert(1, "", now.Add(-50*time.Minute))
+		insert(100, api.RunRefusedByBoundary, now.Add(-40*time.Minute))
+		insert(197, "", now.Add(-10*time.Minute))
+		f.propose(f.keyed, job("true")) // the 200th
+		_, err := f.runs.Propose(ctx, f.keyed, "rest", job("sleep", "1"))
+		full, ok := errors.AsType[*run.FullError](err)
+		if !ok || !errors.Is(err, run.ErrFull) || !strings.Contains(err.Error(), "you proposed 200 runs within an hour (at most 200); try again in ") {
+			t.Fatalf("the 201st: %v", err)
+		}
+		if full.Wait < 9*time.Minute || full.Wait > 10*time.Minute {
+			t.Errorf("it may be tried again after %s", full.Wait)
+		}
+		f.propose(f.owner, job()) // another proposer
+		insert(900, api.RunRefusedByEvidence, now.Add(-30*time.Minute))
+		if _, err = f.runs.Propose(ctx, f.keyed, "rest", refused); !errors.Is(err, run.ErrFull) {
+			t.Errorf("with over 1000 in all: %v", err)
+		}
+	})
 }

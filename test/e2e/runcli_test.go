@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -66,6 +67,8 @@ func TestRunCommand(t *testing.T) {
 		{"an input that is missing", []string{job, "--input", filepath.Join(dir, "none.csv"), "--", "python3"}, 120, "no such file"},
 		{"the first run", []string{"--first"}, 0, "0 not verified"},
 		{"the first run again", []string{"--first"}, 0, "no person was asked"},
+		{"several commands", []string{job, "--input", input, "--input", script, "--out", out, "--force", "--command", "python3 sum.py 0", "--command", "python3 -c 'print(6 * 7)'"}, 0, "print(6 * 7)"},
+		{"the second of several fails", []string{job, "--command", "python3 -c pass", "--command", "python3 -c 'raise SystemExit(9)'", "--command", "python3 -c 'print(1)'"}, 9, "command 2 ended with exit code 9"},
 		{"a time-out", []string{brief, "--", "python3", "-c", "import time; time.sleep(60)"}, 124, "timed out"},
 	} {
 		got, text := s.runStatus(t, nil, c.args...)
@@ -96,7 +99,7 @@ func (s *server) runStatus(t *testing.T, meanwhile func(p *os.Process, said func
 	t.Helper()
 	var b lockedBuffer
 	cmd := exec.CommandContext(t.Context(), s.bin, append([]string{"run", "--data", s.data}, args...)...)
-	cmd.Stdout, cmd.Stderr = &b, &b
+	cmd.Stdout, cmd.Stderr, cmd.Env = &b, &b, append(os.Environ(), s.env...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -109,4 +112,55 @@ func (s *server) runStatus(t *testing.T, meanwhile func(p *os.Process, said func
 		t.Fatal(err)
 	}
 	return cmd.ProcessState.ExitCode(), b.String()
+}
+
+// TestRunWithAProjectKey: a key may not see the actions by which files leave, since the
+// sandbox has proposed them. The exit status is the program's all the same.
+func TestRunWithAProjectKey(t *testing.T) {
+	t.Parallel()
+	s := start(t, t.TempDir(), "--memory", "512", "--pool-max", "0")
+	_, person := s.api()
+	dir := t.TempDir()
+	text := "version: 1\nname: sums\ncommands: {allow: [{run: \"python3 **\"}]}\nfiles: {write: [/work]}\nlimits: {time: 90s, memory: 512MiB}\nartifacts: [{path: /work/a.csv, type: csv}, {path: /work/b.txt, type: text, review: policy}]\n"
+	job := filepath.Join(dir, "job.yaml")
+	if err := os.WriteFile(job, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	decided := make(chan struct{})
+	go func() { // a person who approves runs, and no files
+		defer close(decided)
+		for ctx.Err() == nil {
+			list, err := person.Actions.List(ctx, 50, rest.StatePending)
+			for _, a := range list {
+				if err == nil && a.Kind == "run.start" {
+					_ = approveRun(ctx, person, a.ID) // the next round tries again
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+	}()
+	defer func() {
+		cancel()
+		<-decided
+	}()
+	const both = "open('/work/a.csv', 'w').write('a,b\\n1,2\\n'); open('/work/b.txt', 'w').write('text\\n'); raise SystemExit(%d)"
+	for _, c := range []struct {
+		name string
+		args []string
+		want int
+	}{
+		{"it succeeded", []string{job, "--", "python3", "-c", fmt.Sprintf(both, 0)}, 0},
+		{"it failed", []string{job, "--", "python3", "-c", fmt.Sprintf(both, 7)}, 7},
+		{"with --out", []string{job, "--out", filepath.Join(dir, "out"), "--wait-review", "30s", "--", "python3", "-c", fmt.Sprintf(both, 3)}, 3},
+	} {
+		s.env = []string{"POSTERN_PROJECT_KEY=" + s.key, "POSTERN_URL=http://" + s.web}
+		got, out := s.runStatus(t, nil, c.args...)
+		if got != c.want || !strings.Contains(out, "waiting") || !strings.Contains(out, "postern approve act_") {
+			t.Errorf("%s: exit %d, want %d:\n%s", c.name, got, c.want, out)
+		}
+	}
 }

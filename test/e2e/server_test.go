@@ -61,8 +61,9 @@ type server struct {
 	cmd  *exec.Cmd
 	done chan error
 
-	web, smtp string // addresses
-	key, link string // shown at the first start
+	web, smtp string   // addresses
+	key, link string   // shown at the first start
+	env       []string // that runStatus adds to the environment
 	log       *lockedBuffer
 }
 
