@@ -25,8 +25,8 @@ not name is not allowed. Start with a contract that has every field:
 
   postern contract init report.yaml
 
-init, check, explain, diff, test and schema need no server. docs/reference/contract.md
-describes the format.`,
+init, check, explain, diff, test and schema need no server. learn writes a contract from
+a trial run. docs/reference/contract.md describes the format.`,
 		example: `
   postern contract check report.yaml
   postern contract diff boundary.yaml report.yaml
@@ -100,6 +100,7 @@ clause can be enforced, only "postern contract check" tells.`,
 					return err
 				},
 			},
+			learnContract(),
 		}, storedContracts(&conf)...),
 	}
 }
