@@ -52,5 +52,8 @@ func (d *daemon) buildRuns(key []byte, templates *template.Cache) error {
 	}
 	d.gate.Handle(policy.KindRun, d.runs)
 	d.gate.Bound(d.runs.Bound)
+	if c.Fleet != nil {
+		d.fleet.BeforeEnd(d.runs)
+	}
 	return nil
 }

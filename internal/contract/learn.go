@@ -229,7 +229,7 @@ func scalar(s string) string {
 	}
 	var b strings.Builder
 	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false) // > and & are part of commands that people read
+	e.SetEscapeHTML(false)  // > and & are part of commands that people read
 	if e.Encode(s) != nil { // unreachable
 		return `""`
 	}

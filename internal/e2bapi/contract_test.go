@@ -11,9 +11,9 @@ import (
 	"postern/internal/sandbox"
 )
 
-// TestBoundSandboxServesOnlyProcesses: a caller with all tokens of a bound sandbox reaches
-// its processes, but neither its files nor its ports.
-func TestBoundSandboxServesOnlyProcesses(t *testing.T) {
+// TestBoundSandboxServesProcessesAndFiles: a caller with all tokens of a bound sandbox reaches
+// its processes and files, which the guest serves in its view, and nothing else.
+func TestBoundSandboxServesProcessesAndFiles(t *testing.T) {
 	echo := inside(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "inside") })
 	d := serveData(t, Config{Domain: "boxes.example", PublicPorts: true}, map[uint16]string{sandbox.GuestPort: echo, 3000: echo, InterpreterPort: echo, 50005: echo})
 	d.boxes.traffic = sandbox.Traffic{Public: true, MCP: true, Contract: "report@sha256:abc"}
@@ -26,9 +26,13 @@ func TestBoundSandboxServesOnlyProcesses(t *testing.T) {
 		{sandbox.GuestPort, "POST", "/process.Process/Start", http.StatusOK},
 		{sandbox.GuestPort, "POST", "/process.Process/List", http.StatusOK},
 		{sandbox.GuestPort, "GET", "/health", http.StatusOK},
-		{sandbox.GuestPort, "GET", "/files?path=/etc/passwd", http.StatusForbidden},
-		{sandbox.GuestPort, "POST", "/files?path=/work/x", http.StatusForbidden},
-		{sandbox.GuestPort, "POST", "/filesystem.Filesystem/ListDir", http.StatusForbidden},
+		{sandbox.GuestPort, "GET", "/files?path=/etc/passwd", http.StatusOK},
+		{sandbox.GuestPort, "POST", "/files?path=/work/x", http.StatusOK},
+		{sandbox.GuestPort, "POST", "/filesystem.Filesystem/ListDir", http.StatusOK},
+		{sandbox.GuestPort, "POST", "/filesystem.Filesystem/Remove", http.StatusOK},
+		{sandbox.GuestPort, "POST", "/filesystem.Filesystem/WatchDir", http.StatusForbidden},
+		{sandbox.GuestPort, "POST", "/filesystem.Filesystem/CreateWatcher", http.StatusForbidden},
+		{sandbox.GuestPort, "POST", "/files/compose", http.StatusForbidden},
 		{sandbox.GuestPort, "GET", "/envs", http.StatusForbidden},
 		{sandbox.GuestPort, "POST", "/process.Process", http.StatusForbidden},
 		{sandbox.GuestPort, "POST", "/process.Process/../files", http.StatusNotFound},

@@ -71,6 +71,9 @@ func (s *Server) ServeData(w http.ResponseWriter, r *http.Request) {
 		// close the request's body. The proxy takes that for a failure and cuts the
 		// stream: on a busy machine commands and watches ended with "terminated".
 		_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/2 is always full duplex
+		if s.beforeBound(w, r, t) {
+			return
+		}
 		if s.toTools(t) {
 			s.serveTools(w, r, t)
 			return
@@ -330,6 +333,9 @@ func (s *Server) newProxy(inside http.RoundTripper) *httputil.ReverseProxy {
 			cleanTrailers(resp, t.named)
 			if !t.named || t.port == sandbox.GuestPort {
 				allowOrigins(resp.Header)
+			}
+			if t.traffic.Contract != "" && s.conf.Runs != nil && strings.HasPrefix(resp.Request.URL.Path, "/process.Process/") {
+				resp.Body = &countedBody{resp.Body, func(n int64) { s.conf.Runs.CountOutput(t.sandbox, n) }}
 			}
 			if t.listing {
 				return s.filterTools(resp, t)

@@ -76,6 +76,43 @@ func (s *Server) boundView() *view {
 	return s.bound.view
 }
 
+// as calls f with a's rights and, in a bound guest, in its view: a caller sees and writes
+// what the processes of the view may, and the kernel decides.
+func (s *Server) as(a account, f func() error) error {
+	s.bound.mu.RLock()
+	v, err := s.viewLocked()
+	s.bound.mu.RUnlock()
+	switch {
+	case err != nil:
+		return &statusError{http.StatusConflict, err}
+	case v != nil:
+		return v.as(a, f)
+	}
+	return as(a, f)
+}
+
+// boundCalls are the calls about files that a bound guest serves. Watches are not among
+// them: they would be of the files outside of the view.
+func boundCalls() []string {
+	var out []string
+	for _, name := range []string{"Stat", "MakeDir", "Move", "ListDir", "Remove"} {
+		out = append(out, "/filesystem.Filesystem/"+name)
+	}
+	return out
+}
+
+// inView serves the requests of h in a bound guest too, if they are for one of paths.
+func (s *Server) inView(h http.Handler, paths ...string) http.Handler {
+	other := s.unlessBound(h)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if slices.Contains(paths, r.URL.Path) {
+			h.ServeHTTP(w, r)
+			return
+		}
+		other.ServeHTTP(w, r)
+	})
+}
+
 // unlessBound refuses the requests of h in a bound guest.
 func (s *Server) unlessBound(h http.Handler) http.Handler {
 	rpc := connect.NewErrorWriter()

@@ -115,7 +115,7 @@ func (s *Server) getFile(w http.ResponseWriter, r *http.Request) error {
 	}
 	var f *os.File
 	var fi fs.FileInfo
-	err = as(a, func() (err error) {
+	err = s.as(a, func() (err error) {
 		f, fi, err = openRegular(path, os.O_RDONLY)
 		return err
 	})
@@ -301,7 +301,7 @@ func (s *Server) writeParts(r *http.Request, path string, f *form) ([]written, e
 // comes, as E2B's guest does, which sets the owner of what it writes. Here the owner is
 // right already.
 func (s *Server) tellOwner(a account, f *os.File) {
-	_ = as(a, func() error { // best effort: a file of another owner has no such event
+	_ = s.as(a, func() error { // best effort: a file of another owner has no such event
 		fi, err := f.Stat()
 		if err != nil {
 			return err
@@ -347,7 +347,7 @@ func (s *Server) writeFile(r *http.Request, to string, content func(io.Writer) e
 	readFailed := err != nil && out.err == nil
 	meta, _ := headerMetadata(r.Header)            // checked before
 	if err == nil && (len(meta) > 0 || !created) { // a new file has none to remove
-		err = as(a, func() error { return setMetadata(f, meta) })
+		err = s.as(a, func() error { return setMetadata(f, meta) })
 	}
 	if cerr := f.Close(); err == nil {
 		err = cerr
@@ -356,7 +356,7 @@ func (s *Server) writeFile(r *http.Request, to string, content func(io.Writer) e
 		return written{Name: filepath.Base(path), Type: "file", Path: path, Metadata: meta}, nil
 	}
 	if created {
-		_ = as(a, func() error { return os.Remove(path) }) // remove the incomplete file
+		_ = s.as(a, func() error { return os.Remove(path) }) // remove the incomplete file
 	}
 	if readFailed {
 		return written{}, badRequest(fmt.Errorf("read the content of %s: %w", path, err))
@@ -371,8 +371,8 @@ func (s *Server) writeFile(r *http.Request, to string, content func(io.Writer) e
 // root. Only root could put something in the way, and existing directories such as
 // /etc stay protected.
 func (s *Server) withTop(a account, dir string, f func() error) error {
-	err := as(a, f)
-	if !errors.Is(err, fs.ErrPermission) || a.uid == 0 || a.name != s.current().DefaultUser {
+	err := s.as(a, f)
+	if !errors.Is(err, fs.ErrPermission) || a.uid == 0 || a.name != s.current().DefaultUser || s.current().Contract != "" {
 		return err
 	}
 	top, _, _ := strings.Cut(strings.TrimPrefix(filepath.Clean(dir), "/"), "/")
@@ -380,7 +380,7 @@ func (s *Server) withTop(a account, dir string, f func() error) error {
 	if os.Mkdir(top, 0o755) != nil || os.Lchown(top, int(a.uid), int(a.gid)) != nil {
 		return err
 	}
-	return as(a, f)
+	return s.as(a, f)
 }
 
 // checkSpace refuses a file that cannot fit before any of it is written.

@@ -28,7 +28,7 @@ func (h *filesystem) act(header http.Header, path string, f func(a account, path
 	if err != nil {
 		return err
 	}
-	return rpcError(as(a, func() error { return f(a, abs) }))
+	return rpcError(h.s.as(a, func() error { return f(a, abs) }))
 }
 
 // target returns the user and the absolute path of a request.
@@ -63,7 +63,7 @@ func (h *filesystem) MakeDir(_ context.Context, req *connect.Request[filesystemp
 	if err != nil {
 		return nil, err
 	}
-	if err := as(a, func() error {
+	if err := h.s.as(a, func() error {
 		switch fi, err := os.Stat(path); {
 		case err == nil && fi.IsDir():
 			return connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("directory %s already exists", path))

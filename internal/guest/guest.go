@@ -153,7 +153,7 @@ func (s *Server) Handler() http.Handler {
 	opts := []connect.HandlerOption{connect.WithReadMaxBytes(maxMessage), connect.WithRecover(s.recovered)}
 	mux.Handle(processpb.NewProcessHandler(&processes{s}, opts...))
 	path, files := filesystempb.NewFilesystemHandler(&filesystem{s}, opts...)
-	mux.Handle(path, s.unlessBound(files))
+	mux.Handle(path, s.inView(files, boundCalls()...))
 	free := func(f func(http.ResponseWriter, *http.Request) error) http.Handler { return s.unlessBound(s.serve(f)) }
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
@@ -173,8 +173,8 @@ func (s *Server) Handler() http.Handler {
 		mux.HandleFunc("POST /bench/user", s.serve(s.postAddUser))
 		mux.HandleFunc("POST /bench/tidy", s.serve(s.postTidy))
 	}
-	mux.Handle("GET /files", free(s.getFile))
-	mux.Handle("POST /files", free(s.postFiles))
+	mux.Handle("GET /files", s.inView(s.serve(s.getFile), "/files"))
+	mux.Handle("POST /files", s.inView(s.serve(s.postFiles), "/files"))
 	mux.Handle("POST /files/compose", free(s.postCompose))
 	mux.HandleFunc("POST /run/confine", s.serve(s.postConfine))
 	mux.HandleFunc("GET /run/state", s.serve(s.getRunState))

@@ -22,6 +22,7 @@ import (
 	"postern/internal/contract"
 	"postern/internal/oversight"
 	"postern/internal/policy"
+	"postern/internal/sandbox"
 	"postern/internal/seal"
 	"postern/internal/secret"
 	"postern/internal/store"
@@ -188,6 +189,9 @@ func (s *Service) missingEvidence(ctx context.Context, who auth.Principal, r *Ru
 		}
 	}
 	for _, in := range r.Contract.Files.Inputs {
+		if r.sdk() {
+			break // its caller writes them before the first command
+		}
 		if in.Required && !slices.ContainsFunc(r.Inputs, func(f Input) bool { m, ok := r.Contract.MatchInput(f.Path); return ok && m.Path == in.Path }) {
 			return fmt.Sprintf("inputs: the contract requires %s, which is not among them", in.Path), nil
 		}
@@ -393,8 +397,8 @@ func rateOf(ctx context.Context, tx *store.Tx, r *Run) error {
 	since := store.Time(time.Now().Add(-time.Hour))
 	var waiting, hourly, tries int
 	err := tx.One(ctx, `select coalesce(sum(case when state in ($3, $4) then 1 else 0 end), 0), coalesce(sum(case when created_at > $5 and refused not in ($6, $7) then 1 else 0 end), 0),
-			coalesce(sum(case when created_at > $5 then 1 else 0 end), 0) from run where project_id = $1 and proposer = $2`,
-		[]any{r.Project, r.Proposer, Draft, Proposed, since, byBoundary, byEvidence}, &waiting, &hourly, &tries)
+			coalesce(sum(case when created_at > $5 then 1 else 0 end), 0) from run where project_id = $1 and proposer = $2 and task <> $8`,
+		[]any{r.Project, r.Proposer, Draft, Proposed, since, byBoundary, byEvidence, sessionTask}, &waiting, &hourly, &tries)
 	if err != nil {
 		return err
 	}
@@ -402,16 +406,16 @@ func rateOf(ctx context.Context, tx *store.Tx, r *Run) error {
 		return fmt.Errorf("%w: %d of your runs are drafts or wait for their review (at most %d); cancel one, or wait for its review", ErrFull, waiting, maxWaiting)
 	}
 	// The proposal that ends the wait is the newest of those that are too many.
-	over, most, text, refused := hourly-maxHourly, maxHourly, "you proposed %d runs within an hour (at most %d)", `and refused not in ($4, $5)`
-	args := []any{r.Project, r.Proposer, since, byBoundary, byEvidence}
+	over, most, text, refused := hourly-maxHourly, maxHourly, "you proposed %d runs within an hour (at most %d)", `and refused not in ($5, $6)`
+	args := []any{r.Project, r.Proposer, since, sessionTask, byBoundary, byEvidence}
 	if over < 0 {
-		over, most, text, refused, args = tries-maxTries, maxTries, "you proposed %d runs within an hour, refused ones included (at most %d)", "", args[:3]
+		over, most, text, refused, args = tries-maxTries, maxTries, "you proposed %d runs within an hour, refused ones included (at most %d)", "", args[:4]
 	}
 	if over < 0 {
 		return nil
 	}
 	var at int64
-	if err := tx.One(ctx, `select created_at from run where project_id = $1 and proposer = $2 and created_at > $3 `+refused+` order by created_at limit 1 offset `+strconv.Itoa(over), args, &at); err != nil {
+	if err := tx.One(ctx, `select created_at from run where project_id = $1 and proposer = $2 and created_at > $3 and task <> $4 `+refused+` order by created_at limit 1 offset `+strconv.Itoa(over), args, &at); err != nil {
 		return err
 	}
 	wait := max(time.Until(store.FromTime(at).Add(time.Hour)), time.Second).Round(time.Second)
@@ -733,6 +737,11 @@ func (s *Service) Cancel(ctx context.Context, who auth.Principal, id string) (Ru
 			s.withdraw(ctx, who, r)
 		}
 		return r, nil
+	}
+	if r.session() && s.conf.Fleet != nil {
+		if err := s.conf.Fleet.Kill(ctx, r.itself(), r.Sandbox); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+			return Run{}, err
+		}
 	}
 	s.stop(id, errCancelled)
 	return s.Get(ctx, who, id)

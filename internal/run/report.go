@@ -46,6 +46,7 @@ type Evidence struct {
 	Violations []Violation `json:"violations,omitempty"` // in order
 	Limits     []Reached   `json:"limits,omitempty"`     // that were reached
 	Usage      Usage       `json:"usage,omitzero"`
+	Base       int64       `json:"base,omitempty"` // bytes on the disk of an SDK's sandbox before its first command
 	// Operator is what the server's operator had opened when the sandbox was created. It is
 	// nil in the evidence of a server that did not record it.
 	Operator *Opened `json:"operator,omitempty"`
@@ -90,6 +91,10 @@ type Usage struct {
 	MemoryMost int64 `json:"memory_most,omitempty"`
 	// MemoryKills is how many processes the host's kernel ended for lack of memory.
 	MemoryKills int64 `json:"memory_kills,omitempty"`
+	// OutputBound means that OutputBytes is an upper bound, and no count.
+	OutputBound bool `json:"output_bound,omitempty"`
+	// Gap means that the server was restarted meanwhile, and has not counted everything.
+	Gap bool `json:"gap,omitempty"`
 	// Final means that the last sample was taken after all processes had been killed.
 	Final bool `json:"final,omitempty"`
 }
@@ -112,7 +117,7 @@ func (e *Evidence) exceeded(l contract.Limits) (name string, limit, seen int64) 
 	switch {
 	case u.DiskBytes > int64(l.Disk):
 		return "disk", int64(l.Disk), u.DiskBytes
-	case u.OutputBytes > int64(l.Output):
+	case !u.OutputBound && u.OutputBytes > int64(l.Output):
 		return "output", int64(l.Output), u.OutputBytes
 	case u.MemoryMost > 0 && u.MemoryBytes > u.MemoryMost:
 		return limitMemory, u.MemoryMost, u.MemoryBytes
@@ -303,7 +308,13 @@ func (s *observations) files() finding {
 // inputs. It does so before the first command, or below its own directory, which no
 // view contains and no contract can name.
 func (s *observations) byGuest(o command.Opened) bool {
-	return o.Time.Before(s.run.Started) || strings.HasPrefix(path.Clean(o.Path), "/run/postern/")
+	if o.Time.Before(s.run.Started) || strings.HasPrefix(path.Clean(o.Path), "/run/postern/") {
+		return true
+	}
+	// Before the first command of a session only the guest runs, which makes the places of
+	// the inputs that its caller writes.
+	return s.run.session() && s.record.Dropped == 0 && (len(s.record.Commands) == 0 || o.Time.Before(s.record.Commands[0].Time)) &&
+		slices.ContainsFunc(s.run.Inputs, func(in Input) bool { return in.Path == path.Clean(o.Path) })
 }
 
 // number returns a count with its words.
@@ -339,6 +350,9 @@ func (s *observations) inputs() finding {
 	if s.run.Started.IsZero() {
 		return unverified("the run did not start")
 	}
+	if s.run.session() && s.record != nil && s.record.Started == 0 && s.recordGap() == "" && len(s.run.Inputs) == 0 {
+		return kept(ByKernel, "No program was started, and there were no inputs.")
+	}
 	for _, in := range s.run.Inputs {
 		want, ok := s.run.Contract.MatchInput(in.Path)
 		switch {
@@ -360,6 +374,9 @@ func (s *observations) inputs() finding {
 	}
 	if len(s.run.Inputs) == 0 {
 		return kept(ByHost, "There were no inputs.")
+	}
+	if s.run.session() {
+		return kept(ByHost, "%s written by the caller before the first command, with the sizes and digests that the contract allows.", number(int64(len(s.run.Inputs)), "input was", "inputs were"))
 	}
 	return kept(ByHost, "%s put in, with the digests that were reviewed.", number(int64(len(s.run.Inputs)), "input was", "inputs were"))
 }
@@ -522,6 +539,10 @@ func (s *observations) limits() finding {
 		return unverified("memory and disk were never measured")
 	case !s.e.Killed:
 		return unverified("it is not known that all of its processes have ended")
+	case s.e.Usage.Gap:
+		return unverified("the server was restarted meanwhile, and has not measured and counted everything")
+	case s.e.Usage.OutputBound && s.e.Usage.OutputBytes > int64(s.run.Contract.Limited().Output):
+		return unverified("up to %s of output went to the caller, with what the protocol adds; how much of it commands wrote was not counted", contract.Size(s.e.Usage.OutputBytes))
 	case !s.e.Usage.Final:
 		return unverified("memory and disk were not measured after the end of its processes")
 	}
@@ -544,6 +565,9 @@ func (s *observations) onFailure() finding {
 	if s.run.Started.IsZero() {
 		return unverified("the run did not start")
 	}
+	if s.run.session() {
+		return unverified("the caller of the SDK decides what happens after a failed command")
+	}
 	failed := -1
 	for i, r := range s.run.Results {
 		if failed >= 0 && !r.Started.IsZero() && s.run.Contract.OnFailure.Exit != "continue" {
@@ -561,6 +585,8 @@ func (s *observations) onFailure() finding {
 
 func (s *observations) exports() finding {
 	switch {
+	case s.run.session():
+		return unverified("the caller of the SDK reads files itself; none was collected or reviewed")
 	case s.collected == nil:
 		return unverified("the artifacts were not collected")
 	case s.collected.incomplete != "":

@@ -827,3 +827,98 @@ func TestHourlyLimitsSayWhenToTryAgain(t *testing.T) {
 		}
 	})
 }
+
+// TestSessionsAreRunsOfTheirOwn: the sandbox of an SDK has a run that takes inputs before the
+// first command, survives the server, and ends with the sandbox.
+func TestSessionsAreRunsOfTheirOwn(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, db *store.DB) {
+		f := setup(t, db)
+		ctx := t.Context()
+		text := strings.Replace(report, "size: 1KiB}", "size: 1KiB, required: true}", 1)
+		if _, err := f.runs.PutContract(ctx, f.keyed, "report", text); err != nil {
+			t.Fatal(err)
+		}
+		req := sandbox.Request{Options: sandbox.Options{Timeout: time.Hour}}
+		_, err := f.runs.Sandbox(ctx, f.keyed, "report", req)
+		waits, ok := errors.AsType[*run.ReviewError](err)
+		if !ok || waits.Denied != "" {
+			t.Fatalf("a required input must not keep the review: %v", err)
+		}
+		f.decide(run.Run{Action: waits.Action}, true)
+		state := func(id string, state sandbox.State) {
+			t.Helper()
+			err := db.Update(ctx, func(tx *store.Tx) error {
+				_, err := tx.ExecContext(ctx, `insert into sandbox (id, project_id, template, asked, state, reason, metadata, inbox_id, egress, options, execution, cpus, memory_mb, disk_mb, started_at, ends_at, paused_at, ended_at, restart, saved, contract, server_id)
+					values ($1, $2, 'base', 'base', $3, 'killed', '{}', '', '{}', '{}', '', 1, 1, 1, 1, 1, 0, 0, 0, '', '', '')`, id, f.keyed.Project, state)
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		create := func() (sandbox.Info, string) { //nolint:contextcheck // f.get has the test's
+			t.Helper()
+			b, err := f.runs.Sandbox(ctx, f.keyed, "report", req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := f.get(b.Metadata["postern.run"])
+			if r.State != run.Running || r.Sandbox != b.ID || r.Approved != waits.Action || len(r.Commands) != 0 {
+				t.Fatalf("its run is %+v", r)
+			}
+			return b, r.ID
+		}
+
+		b, id := create()
+		if err := f.runs.BeginCommand(b.ID); !errors.Is(err, run.ErrState) {
+			t.Errorf("a command before its required input: %v", err)
+		}
+		for name, content := range map[string]string{"/etc/x": "x", "/work/in/a": strings.Repeat("x", 2000)} {
+			if _, err := f.runs.BoxInput(ctx, b.ID, name, []byte(content)); !errors.Is(err, run.ErrInvalid) {
+				t.Errorf("the input %s: %v", name, err)
+			}
+		}
+		if at, err := f.runs.BoxInput(ctx, b.ID, "in/a", []byte("a")); err != nil || at != "/work/in/a" || f.fleet.boxes[b.ID].files[at] != "a" {
+			t.Errorf("input: %q, %v", at, err)
+		}
+		if _, err := f.runs.BoxInput(ctx, b.ID, "/work/in/a", []byte("b")); !errors.Is(err, run.ErrInvalid) {
+			t.Errorf("the same input again: %v", err)
+		}
+		if err := f.runs.BeginCommand(b.ID); err != nil || f.runs.TakesInput(b.ID, "/work/in/b") {
+			t.Errorf("the first command: %v", err)
+		}
+		if r := f.get(id); len(r.Inputs) != 1 || !r.Inputs[0].Received || r.Inputs[0].SHA256 != input("", "a").SHA256 {
+			t.Errorf("inputs %+v", r.Inputs)
+		}
+
+		// Another one does what its contract refuses, and a third one crashes.
+		bad, badID := create()
+		f.binds.of(bad.ID).Violated(command.Violation{Time: time.Now(), What: command.Refused, Text: "env: no"})
+		crashed, crashedID := create()
+		f.restart()
+		if err := f.runs.Recover(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if r := f.get(id); r.State != run.Running {
+			t.Errorf("after a restart: %+v", r)
+		}
+		for _, box := range []sandbox.Info{b, bad} {
+			f.runs.Ending(ctx, box)
+			if !slices.Contains(f.fleet.boxes[box.ID].calls, "kill all") {
+				t.Error("processes were not killed before the last measure")
+			}
+			state(box.ID, sandbox.Killed)
+		}
+		state(crashed.ID, sandbox.Lost)
+		defer f.serve()()
+		for id, want := range map[string]run.Outcome{id: run.Succeeded, badID: run.Violated, crashedID: run.Lost} {
+			if r := f.until(id, run.Ended); r.Outcome != want {
+				t.Errorf("%s: %s, want %s", r.Outcome, r.Reason, want)
+			}
+		}
+		// Sessions take no place of jobs, and count as no proposals.
+		if r := f.propose(f.keyed, job("sleep", "1")); r.State != run.Proposed {
+			t.Errorf("a job is %s", r.State)
+		}
+	})
+}

@@ -79,7 +79,7 @@ func (s *Service) Sandbox(ctx context.Context, who auth.Principal, contractName 
 	if req.Metadata == nil {
 		req.Metadata = map[string]string{}
 	}
-	req.Metadata[metadataRun], req.Metadata[metadataContract] = review.ID, c.Name
+	req.Metadata[metadataRun], req.Metadata[metadataContract] = sessionID(), c.Name
 	for name, value := range r.EnvVars {
 		if req.EnvVars == nil {
 			req.EnvVars = map[string]string{}
@@ -91,13 +91,23 @@ func (s *Service) Sandbox(ctx context.Context, who auth.Principal, contractName 
 	}
 	req.Options = sandbox.Options{Timeout: min(r.Options.Timeout, time.Duration(limits.Time)), Most: time.Duration(limits.Time), AutoPause: r.Options.AutoPause}
 	req.Prepare = func(ctx context.Context, box sandbox.Info) error {
-		return s.bindBox(ctx, box, c, true)
+		if err := s.begin(ctx, who, &review, box); err != nil {
+			return err
+		}
+		if err := s.bindBox(ctx, box, c, true); err != nil {
+			return err
+		}
+		return s.confined(ctx, box, c)
 	}
 	box, err := s.conf.Fleet.Create(ctx, who, req)
 	if err != nil && box.ID != "" {
 		s.conf.Commands.Unbind(box.ID)
 	}
-	return box, err
+	if err != nil {
+		return box, err
+	}
+	// What the program inside opened to make the view must not count as the run's later.
+	return box, s.conf.Fleet.Settle(ctx, box.ID)
 }
 
 // bindBox binds the sandbox of an SDK to c. If fresh is set, it confines the sandbox
@@ -115,10 +125,9 @@ func (s *Service) bindBox(ctx context.Context, box sandbox.Info, c *contract.Con
 		}()
 	}
 	violated := func(v command.Violation) {
-		switch v.What {
-		case command.Unrecorded:
+		s.sessionViolated(ctx, box.ID, v)
+		if v.What == command.Unrecorded {
 			end(errUnrecorded)
-		case command.Overtime, command.Refused: // the record of commands has them
 		}
 	}
 	if fresh {
@@ -159,6 +168,9 @@ func (s *Service) rebind(ctx context.Context) error {
 			}
 			if err == nil {
 				err = s.bindBox(ctx, box, r.Contract, false)
+			}
+			if err == nil {
+				err = s.resumeSession(ctx, box)
 			}
 			if err != nil {
 				s.log.WarnContext(ctx, "bind a sandbox again; nothing starts in it", "sandbox", box.ID, "err", err)
@@ -251,7 +263,7 @@ func (s *Service) askForSDK(ctx context.Context, who auth.Principal, c Stored) (
 		Answers: api.RunAnswers{
 			Execution: yes(n.Execution), Network: yes(n.Network), Files: yes(n.Files), Credentials: yes(n.Credentials),
 			Check: "none: the caller of the SDK names the commands, and the contract bounds them", Timeout: "the sandbox is removed, or paused if its caller asked for that",
-			Cleanup: "the sandbox is removed at its end", Export: "no file leaves; the caller of the SDK gets what commands print",
+			Cleanup: "the sandbox is removed at its end", Export: "what commands print, and files that the caller of the SDK reads, both without a review",
 		},
 	}
 	r.scope = r.scopeOf()

@@ -100,6 +100,8 @@ type Service struct {
 	mu      sync.Mutex
 	changed chan struct{}                      // closed and replaced when a run has an event
 	live    map[string]context.CancelCauseFunc // runs that this process performs
+	// sessions are those of the sandboxes of SDKs that run here, by the sandbox's ID.
+	sessions map[string]*session
 }
 
 // New returns a service of the runs in db. The caller registers it with the gate for
@@ -122,7 +124,7 @@ func New(log *slog.Logger, db *store.DB, gate *oversight.Gate, c Config) (*Servi
 		return nil, fmt.Errorf("vault of inputs: %w", err)
 	}
 	return &Service{
-		log: log, db: db, gate: gate, conf: c, kept: kept, uploads: semaphore.NewWeighted(maxHeld), due: make(chan struct{}, 1), changed: make(chan struct{}), live: map[string]context.CancelCauseFunc{},
+		log: log, db: db, gate: gate, conf: c, kept: kept, uploads: semaphore.NewWeighted(maxHeld), due: make(chan struct{}, 1), changed: make(chan struct{}), live: map[string]context.CancelCauseFunc{}, sessions: map[string]*session{},
 	}, nil
 }
 

@@ -199,7 +199,7 @@ func (w *worker) create(ctx context.Context) error {
 	}
 	w.mu.Lock()
 	w.r.template, w.ev.Template, w.ev.Image = id, id, image
-	w.ev.Operator = &Opened{Allow: slices.Clone(w.s.conf.Ceiling.Allow), Mirrors: slices.Clone(w.s.conf.Ceiling.Mirrors)}
+	w.ev.Operator = w.s.opened()
 	w.mu.Unlock()
 	req, err := w.s.request(ctx, who, c, w.limits)
 	if err != nil {

@@ -43,6 +43,10 @@ func (s *Service) Run(ctx context.Context) error {
 				s.log.ErrorContext(ctx, "write reports of runs", "err", err)
 			}
 		}
+		s.sampleSessions(ctx)
+		if err := s.endSessions(ctx); err != nil && ctx.Err() == nil {
+			s.log.ErrorContext(ctx, "end runs of SDKs", "err", err)
+		}
 		if err := s.removeKept(ctx); err != nil && ctx.Err() == nil {
 			s.log.ErrorContext(ctx, "remove kept sandboxes of runs", "err", err)
 		}
@@ -75,7 +79,7 @@ func (s *Service) claim(ctx context.Context) (r Run, ok bool, err error) {
 	var waiting []Run
 	err = s.db.Look(ctx, func(tx *store.Tx) error {
 		waiting, err = store.List(ctx, tx, scanRun, `select `+columns+` from run w where state = $1 and begun_at = 0 and cancelled_by = ''
-			and (select count(*) from run o where o.proposer = w.proposer and o.project_id = w.project_id and o.state in ($1, $2, $3) and o.begun_at > 0) < $4
+			and (select count(*) from run o where o.proposer = w.proposer and o.project_id = w.project_id and o.state in ($1, $2, $3) and o.begun_at > 0 and o.commands <> '[]') < $4
 			order by created_at, id limit 1`, Starting, Running, Collecting, max(1, s.conf.Running/2))
 		return err
 	})
@@ -101,7 +105,7 @@ func (s *Service) Recover(ctx context.Context) error {
 	}
 	var left []Run
 	err := s.db.View(ctx, func(tx *store.Tx) (err error) {
-		left, err = store.List(ctx, tx, scanRun, `select `+columns+` from run where state in ($1, $2, $3) and begun_at > 0 order by created_at, id`, Starting, Running, Collecting)
+		left, err = store.List(ctx, tx, scanRun, `select `+columns+` from run where state in ($1, $2, $3) and begun_at > 0 and commands <> '[]' order by created_at, id`, Starting, Running, Collecting)
 		return err
 	})
 	if err != nil {

@@ -47,6 +47,7 @@ type Fleet struct {
 	mu     sync.Mutex // guards what follows, and the fields that liveSandbox names
 	live   map[string]*liveSandbox
 	closed bool // the server is stopping and starts nothing new
+	ender  Ender
 
 	failedWakes map[string]failedWake // by sandbox ID; only recent ones
 }
@@ -188,6 +189,19 @@ func (f *Fleet) takeDown(ctx context.Context, l *liveSandbox) error {
 	return err
 }
 
+// An Ender is told before a running sandbox that a contract binds is ended, so that it can
+// take the last evidence. Calls are concurrent, and delay the end.
+type Ender interface {
+	Ending(ctx context.Context, s Info)
+}
+
+// BeforeEnd makes e learn of the ends of bound sandboxes. Call it before [Fleet.Recover].
+func (f *Fleet) BeforeEnd(e Ender) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ender = e
+}
+
 // ended returns the verb of the entry about a sandbox that ended in state s.
 func ended(s State) audit.Verb {
 	switch s {
@@ -203,6 +217,12 @@ func ended(s State) audit.Verb {
 // finish takes a claimed sandbox down, ends its loan, and records its end as to.
 // Its error wraps [ErrNotFound] if the sandbox had ended before.
 func (f *Fleet) finish(ctx context.Context, l *liveSandbox, who auth.Principal, s Info, to State, reason string) error {
+	f.mu.Lock()
+	ender := f.ender
+	f.mu.Unlock()
+	if ender != nil && s.Contract != "" && s.State == Running && to == Killed {
+		ender.Ending(ctx, s)
+	}
 	err := f.takeDown(ctx, l)
 	saved := s.saved
 	s.end(reason)

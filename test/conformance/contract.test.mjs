@@ -75,14 +75,17 @@ describe('contract', () => {
     await assert.rejects(sandbox.commands.run('python3 -c "open(\'/etc/x\', \'w\')"', { user: 'root' }), (err) => /PermissionError/.test(err.stderr))
   })
 
-  it('refuses access to files and ports, snapshots, forks and network changes', async () => {
+  it('reads and writes files where the contract names them, and nowhere else', async () => {
     await sandbox.commands.run('python3 -c "open(\'/work/out.csv\', \'w\').write(\'a\')"')
-    const refused = /bound by (a )?contract/
-    await assert.rejects(sandbox.files.read('/work/out.csv'), refused)
-    await assert.rejects(sandbox.files.write('/work/in.csv', 'x'), refused)
-    await assert.rejects(sandbox.files.list('/work'), refused)
-    const signed = await fetch((await sandbox.downloadUrl('/work/out.csv')).replace(/^https?:\/\/[^/]+/, server.url))
-    assert.equal(signed.status, 403)
+    assert.equal(await sandbox.files.read('/work/out.csv'), 'a')
+    await sandbox.files.write('/work/in.csv', 'x')
+    assert.deepEqual((await sandbox.files.list('/work')).map((f) => f.name).sort(), ['in.csv', 'out.csv', 'python3'])
+    for (const path of ['/etc/x', '/root/x', '/usr/bin/x', '/home/user/x', '/tmp/x']) await assert.rejects(sandbox.files.write(path, 'x'), undefined, path)
+    for (const path of ['/run/postern/state', '/home/user/.bashrc', '/root/.bashrc']) await assert.rejects(sandbox.files.read(path), undefined, path)
+    await assert.rejects(sandbox.files.watchDir('/work', () => {}), /403/)
+  })
+
+  it('refuses access to ports, snapshots, forks and network changes', async () => {
     const port = await fetch(server.url, { headers: { 'E2b-Sandbox-Id': sandbox.sandboxId, 'E2b-Sandbox-Port': '8000', 'E2b-Traffic-Access-Token': sandbox.trafficAccessToken } })
     assert.equal(port.status, 403)
     const id = sandbox.sandboxId
@@ -109,5 +112,8 @@ describe('contract', () => {
   it('is killed like any other sandbox', async () => {
     assert.equal(await sandbox.kill(), true)
     assert.equal((await server.api('GET', '/v2/sandboxes')).json.length, 0)
+    const run = JSON.parse(await server.postern('runs', 'list', '--json')).find((r) => r.sandbox === sandbox.sandboxId)
+    for (let i = 0; i < 100 && !/"signed": true/.test(await server.postern('runs', 'report', run.id, '--json').catch(() => '')); i++) await new Promise((done) => setTimeout(done, 100))
+    assert.match(await server.postern('runs', 'statement', run.id), /"payloadType"/)
   })
 })

@@ -156,28 +156,53 @@ func TestConfinedProcessesCannotLeaveTheirView(t *testing.T) {
 			}
 		}
 		client := &http.Client{Transport: channel{f, s.ID, "root"}}
-		for _, tt := range []struct{ method, path, body string }{
-			{"GET", "/files?path=/etc/passwd", ""},
-			{"POST", "/files?path=/work/x", "x"},
-			{"POST", "/files/compose", "{}"},
-			{"POST", "/filesystem.Filesystem/ListDir", `{"path":"/"}`},
-			{"POST", "/filesystem.Filesystem/Remove", `{"path":"/work"}`},
-			{"POST", "/warm", ""},
-			{"POST", "/template/start", `{"cmd":"true"}`},
+		const bound = "the sandbox is bound by contract job@sha256:1; files leave as artifacts of the run"
+		for _, tt := range []struct {
+			method, path, body string
+			want               int
+			has, lacks         string
+		}{
+			{"POST", "/files/compose", "{}", 403, bound, ""},
+			{"POST", "/filesystem.Filesystem/CreateWatcher", `{"path":"/"}`, 403, bound, ""},
+			{"POST", "/filesystem.Filesystem/WatchDir", `{"path":"/"}`, 403, bound, ""},
+			{"POST", "/warm", "", 403, bound, ""},
+			{"POST", "/template/start", `{"cmd":"true"}`, 403, bound, ""},
+			// Files are those of the view, with the rights of its user, whoever asks.
+			{"GET", "/files?path=/etc/passwd&username=root", "", 200, "run:x:65321:", ""},
+			{"GET", "/files?path=/etc/doomed&username=root", "", 403, "", ""},
+			{"GET", "/files?path=/data/private/key", "", 403, "", ""},
+			{"GET", "/files?path=/home/user/project/link/key", "", 403, "", ""},
+			{"GET", "/files?path=/home/user/.netrc", "", 404, "", ""},
+			{"GET", "/files?path=/run/postern/state", "", 404, "", ""},
+			{"GET", "/files?path=/usr/local/sbin/postern-guest", "", 403, "", ""},
+			{"GET", "/files?path=/proc/1/environ", "", 403, "", ""},
+			{"POST", "/files?path=/work/over-the-api", "x", 200, "over-the-api", ""},
+			{"POST", "/files?path=/work/in/a.csv", "x", 403, "", ""},
+			{"POST", "/files?path=/etc/x", "x", 403, "", ""},
+			{"POST", "/files?path=/data/list", "x", 403, "", ""},
+			{"POST", "/files?path=/new/x&username=user", "x", 403, "", ""},
+			{"POST", "/filesystem.Filesystem/ListDir", `{"path":"/"}`, 200, `"/work"`, `"/run"`},
+			{"POST", "/filesystem.Filesystem/ListDir", `{"path":"/home/user"}`, 200, "project", "netrc"},
+			{"POST", "/filesystem.Filesystem/Remove", `{"path":"/etc/passwd"}`, 403, "", ""},
+			{"POST", "/filesystem.Filesystem/Move", `{"source":"/work/over-the-api","destination":"/opt/x"}`, 403, "", ""},
+			{"POST", "/filesystem.Filesystem/Remove", `{"path":"/work/over-the-api"}`, 200, "", ""},
 		} {
 			req, err := http.NewRequestWithContext(t.Context(), tt.method, fmt.Sprintf("http://%s:%d%s", s.ID, sandbox.GuestPort, tt.path), strings.NewReader(tt.body))
 			if err != nil {
 				t.Fatal(err)
 			}
 			req.Header.Set("Content-Type", "application/json")
+			if strings.HasPrefix(tt.path, "/files?") {
+				req.Header.Set("Content-Type", "application/octet-stream")
+			}
 			resp, err := client.Do(req)
 			if err != nil {
 				t.Fatal(err)
 			}
 			b, _ := io.ReadAll(resp.Body)
 			resp.Body.Close()
-			if resp.StatusCode != http.StatusForbidden || !strings.Contains(string(b), "the sandbox is bound by contract job@sha256:1; files leave as artifacts of the run") {
-				t.Errorf("%s %s: %d %s", tt.method, tt.path, resp.StatusCode, b)
+			if resp.StatusCode != tt.want || !strings.Contains(string(b), tt.has) || tt.lacks != "" && strings.Contains(string(b), tt.lacks) {
+				t.Errorf("%s %s %s: %d %s, want %d %q", tt.method, tt.path, tt.body, resp.StatusCode, b, tt.want, tt.has)
 			}
 		}
 		if _, err := f.Dial(t.Context(), s.ID, 8080); !errors.Is(err, sandbox.ErrBound) {
