@@ -281,7 +281,7 @@ func (l *learner) write() {
 	// Twice what was seen, and not so little that the next run fails for a trifle.
 	w.addf("# Twice what this run took.")
 	took := max(10, int64((2*t.Time+time.Second-1)/time.Second))
-	w.addf("limits: {time: %s, memory: %s, disk: %s, output: %s}", Duration(time.Duration(min(took, 24*3600))*time.Second), upTo(2*t.Memory, 64<<20), upTo(2*t.Disk, 16<<20), upTo(2*t.Output, 64<<10))
+	w.addf("limits: {time: %s, memory: %s, disk: %s, output: %s}", Duration(time.Duration(min(took, 24*3600))*time.Second), upTo(max(2*t.Memory, 128<<20), 64<<20), upTo(2*t.Disk, 16<<20), upTo(2*t.Output, 64<<10))
 }
 
 // files writes the clause files, and suggests artifacts.

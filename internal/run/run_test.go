@@ -856,13 +856,13 @@ func TestSessionsAreRunsOfTheirOwn(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		create := func() (sandbox.Info, string) { //nolint:contextcheck // f.get has the test's
+		create := func() (sandbox.Info, string) {
 			t.Helper()
 			b, err := f.runs.Sandbox(ctx, f.keyed, "report", req)
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := f.get(b.Metadata["postern.run"])
+			r := f.get(b.Metadata["postern.run"]) //nolint:contextcheck // it has that of the test
 			if r.State != run.Running || r.Sandbox != b.ID || r.Approved != waits.Action || len(r.Commands) != 0 {
 				t.Fatalf("its run is %+v", r)
 			}
