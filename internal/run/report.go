@@ -46,7 +46,8 @@ type Evidence struct {
 	Violations []Violation `json:"violations,omitempty"` // in order
 	Limits     []Reached   `json:"limits,omitempty"`     // that were reached
 	Usage      Usage       `json:"usage,omitzero"`
-	Base       int64       `json:"base,omitempty"` // bytes on the disk of an SDK's sandbox before its first command
+	Base       int64       `json:"base,omitempty"`      // bytes on the disk of an SDK's sandbox before its first command
+	Execution  string      `json:"execution,omitempty"` // of an SDK's sandbox, before it was ever paused
 	// Operator is what the server's operator had opened when the sandbox was created. It is
 	// nil in the evidence of a server that did not record it.
 	Operator *Opened `json:"operator,omitempty"`
@@ -93,7 +94,8 @@ type Usage struct {
 	MemoryKills int64 `json:"memory_kills,omitempty"`
 	// OutputBound means that OutputBytes is an upper bound, and no count.
 	OutputBound bool `json:"output_bound,omitempty"`
-	// Gap means that the server was restarted meanwhile, and has not counted everything.
+	// Gap means that the server was restarted, or the sandbox paused, meanwhile: not
+	// everything was measured and counted.
 	Gap bool `json:"gap,omitempty"`
 	// Final means that the last sample was taken after all processes had been killed.
 	Final bool `json:"final,omitempty"`
@@ -540,7 +542,7 @@ func (s *observations) limits() finding {
 	case !s.e.Killed:
 		return unverified("it is not known that all of its processes have ended")
 	case s.e.Usage.Gap:
-		return unverified("the server was restarted meanwhile, and has not measured and counted everything")
+		return unverified("the sandbox was paused, or the server restarted, meanwhile: not everything was measured and counted")
 	case s.e.Usage.OutputBound && s.e.Usage.OutputBytes > int64(s.run.Contract.Limited().Output):
 		return unverified("up to %s of output went to the caller, with what the protocol adds; how much of it commands wrote was not counted", contract.Size(s.e.Usage.OutputBytes))
 	case !s.e.Usage.Final:

@@ -105,6 +105,7 @@ func (s *Service) confined(ctx context.Context, box sandbox.Info, c *contract.Co
 		}
 	}
 	r.evidence.Complete, r.evidence.Traced, r.evidence.Confined, r.evidence.Base = true, true, time.Now(), live.base
+	r.evidence.Execution = box.Execution
 	r.Started = r.evidence.Confined
 	if err := s.moved(ctx, &r, Running, audit.RunStart, "its sandbox is confined"); err != nil {
 		return err
@@ -250,7 +251,9 @@ func (s *Service) Ending(ctx context.Context, box sandbox.Info) {
 				live.usage.Final = kerr == nil
 			}
 		}
-		e.Usage, e.Usage.Gap = live.usage, live.gap
+		// After a pause the sandbox has another execution. What is measured of its disk
+		// begins anew then, and what it wrote before is not known.
+		e.Usage, e.Usage.Gap = live.usage, live.gap || box.Execution != e.Execution
 		live.mu.Unlock()
 	}
 	limits := r.Contract.Limited()

@@ -181,6 +181,24 @@ func TestBoundSandboxesEndWithAStatement(t *testing.T) {
 		t.Errorf("over its disk: %s: %s", r.Outcome, r.Reason)
 	}
 
+	// A pause: what was written before it is not known any more.
+	b = s.boundBox(t)
+	b.upload("/work/in.csv", []byte("1\n"))
+	_ = b.run("cat /work/in.csv")
+	for _, step := range [][2]string{{"pause", `{}`}, {"connect", `{"timeout":300}`}} {
+		if status, _, text := s.project("POST", "/sandboxes/"+b.id+"/"+step[0], step[1]); status >= 300 {
+			t.Fatalf("%s: %d %s", step[0], status, text)
+		}
+	}
+	_ = b.run("cat /work/in.csv")
+	if status, _, _ := s.project("DELETE", "/sandboxes/"+b.id, ""); status != http.StatusNoContent {
+		t.Fatalf("kill: %d", status)
+	}
+	r = s.sessionOf(t, key, b.id)
+	if report = s.reportOf(ctx, key, r.ID); r.Outcome != rest.RunSucceeded || clauseOf(report, "commands").Verdict != "kept" || clauseOf(report, "limits").Verdict != "not_verified" {
+		t.Errorf("after a pause: %s: %s; %+v %+v", r.Outcome, r.Reason, clauseOf(report, "commands"), clauseOf(report, "limits"))
+	}
+
 	// A server that is killed, and the next one.
 	b = s.boundBox(t)
 	b.upload("/work/in.csv", []byte("1\n"))
