@@ -33,6 +33,7 @@ type (
 	RunTrace              = api.RunTrace
 	RunUsage              = api.RunUsage
 	RunWrite              = api.RunWrite
+	RunFile               = api.RunFile
 	RunEvent              = api.RunEvent
 	RunEventList          = api.RunEventList
 	RunInput              = api.RunInput

@@ -40,6 +40,16 @@ func printRunReport(out io.Writer, r api.RunReport) error {
 		}
 		return fmt.Sprintf("%5d  %s%s", w.Count, cell(w.Path), refused)
 	})
+	someOf(p, "Made, removed, renamed, linked and read", r.Files, func(f api.RunFile) string {
+		line := fmt.Sprintf("%5d  %-8s %s", f.Count, cell(f.Op), cell(f.Path))
+		if f.To != "" {
+			line += " to " + cell(f.To)
+		}
+		if f.Refused > 0 {
+			line += fmt.Sprintf("  %d refused (%s)", f.Refused, cell(f.Error))
+		}
+		return line
+	})
 	someOf(p, "Connections and requests", r.Network, func(c api.RunContact) string {
 		what := c.Host
 		if what == "" {

@@ -94,6 +94,7 @@ type RunReport struct {
 	Results   []RunCommandResult `json:"results"` // of the commands that it was told to start
 	Programs  RunPrograms        `json:"programs"`
 	Writes    []RunWrite         `json:"writes"`
+	Files     []RunFile          `json:"files"`
 	Network   []RunContact       `json:"network"`
 	Secrets   []RunSecret        `json:"secrets"`
 	Mails     []RunMail          `json:"mails"`
@@ -131,6 +132,17 @@ type RunProgram struct {
 // A RunWrite is a path that programs opened for writing, or tried to.
 type RunWrite struct {
 	Path    string `json:"path"`
+	Count   int64  `json:"count"`
+	Refused int64  `json:"refused"` // of Count
+	Error   string `json:"error"`   // of the last refusal; else empty
+}
+
+// A RunFile is a path that programs made, removed, renamed, linked or read, or tried to. Of
+// what is read, symbolic links are resolved; other paths are as a program wrote them.
+type RunFile struct {
+	Op      string `json:"op"` // read, mkdir, rmdir, unlink, rename, link, symlink, mknod or truncate
+	Path    string `json:"path"`
+	To      string `json:"to,omitempty"` // where rename, link and symlink lead
 	Count   int64  `json:"count"`
 	Refused int64  `json:"refused"` // of Count
 	Error   string `json:"error"`   // of the last refusal; else empty

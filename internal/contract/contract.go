@@ -77,6 +77,9 @@ type Files struct {
 	// Dir is the working directory; empty means the first of Write, or "/" if there is
 	// none.
 	Dir string `json:"dir,omitzero" yaml:"dir,omitempty"`
+	// RecordReads adds the files that are opened for reading to the record and the report.
+	// What is made, changed and removed is always there.
+	RecordReads bool `json:"record_reads,omitzero" yaml:"record_reads,omitempty"`
 }
 
 // An Input allows a file to be copied into the sandbox before the start. The run cannot

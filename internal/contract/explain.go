@@ -106,6 +106,9 @@ func (c *Contract) filesText() string {
 	if len(c.Files.Deny) > 0 {
 		s += " Hidden from it: " + strings.Join(c.Files.Deny, ", ") + "."
 	}
+	if c.Files.RecordReads {
+		s += " Each file that it reads is recorded."
+	}
 	return s + " Its working directory is " + c.Dir() + "."
 }
 

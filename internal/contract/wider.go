@@ -196,6 +196,9 @@ func (p pattern) deniedBy(q pattern) bool {
 }
 
 func (w *comparer) files(c, bound *Contract) {
+	if bound.Files.RecordReads && !c.Files.RecordReads {
+		w.add("files", "files.record_reads", "does not record what it reads, which the boundary wants; set it to true")
+	}
 	for i, p := range c.Files.Read {
 		if insideAny(p, bound.Files.Read) == "" && insideAny(p, systemDirs()) == "" {
 			w.add("files", fmt.Sprintf("files.read[%d]", i), "reads %s, which is not in files.read of the boundary", p)

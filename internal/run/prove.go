@@ -383,7 +383,7 @@ func (p *Prover) report(ctx context.Context, s *observations) (api.RunReport, er
 	out := api.RunReport{
 		Run: r.ID, Contract: r.Contract.Name, Digest: r.ContractDigest, Boundary: r.BoundaryDigest, Template: r.Contract.Template, Image: s.e.Image, Sandbox: r.Sandbox, Proposer: r.Proposer,
 		Outcome: string(r.Outcome), Reason: r.Reason, CreatedAt: r.Created, Clauses: s.judge(), Secrets: s.secrets(), Mails: listOf(s.mails), Artifacts: listOf(s.artifacts),
-		Teardown: listOf(s.traces), Results: []api.RunCommandResult{}, Writes: []api.RunWrite{}, Limits: []api.RunLimit{}, Cut: []string{},
+		Teardown: listOf(s.traces), Results: []api.RunCommandResult{}, Writes: []api.RunWrite{}, Files: []api.RunFile{}, Limits: []api.RunLimit{}, Cut: []string{},
 		Usage: api.RunUsage{MemoryBytes: s.e.Usage.MemoryBytes, DiskBytes: s.e.Usage.DiskBytes, CPUMicros: s.e.Usage.CPUMicros, OutputBytes: s.e.Usage.OutputBytes, Samples: s.e.Usage.Samples},
 	}
 	if s.e.Template != "" {
@@ -470,6 +470,40 @@ func (s *observations) programs(out *api.RunReport) {
 		if w.Count++; o.Err != 0 {
 			w.Refused++
 			w.Error = errorName(o.Err)
+		}
+	}
+	s.reportFiles(out)
+}
+
+// reportFiles lists what programs made, removed, renamed, linked and read.
+func (s *observations) reportFiles(out *api.RunReport) {
+	type use struct{ op, path, to string }
+	at := map[use]int{}
+	for _, o := range s.record.Files {
+		if s.byGuest(o) {
+			continue
+		}
+		u := use{o.Op, o.Path, o.To}
+		i, ok := at[u]
+		if !ok {
+			if len(out.Files) >= maxWrites {
+				if !slices.Contains(out.Cut, "files") {
+					out.Cut = append(out.Cut, "files")
+				}
+				continue
+			}
+			i = len(out.Files)
+			at[u] = i
+			f := api.RunFile{Op: o.Op, Path: shownPath(o.Path)}
+			if o.To != "" {
+				f.To = shownPath(o.To)
+			}
+			out.Files = append(out.Files, f)
+		}
+		f := &out.Files[i]
+		if f.Count++; o.Err != 0 {
+			f.Refused++
+			f.Error = errorName(o.Err)
 		}
 	}
 }

@@ -290,7 +290,7 @@ func (s *Service) bind(id string, c *contract.Contract, stop func(error), violat
 // against c.
 func (s *Service) confine(ctx context.Context, id string, c *contract.Contract, stop func(error), violated func(command.Violation)) error {
 	err := s.conf.Fleet.Confine(ctx, id, sandbox.Confinement{
-		Read: slices.Clone(c.Files.Read), Write: slices.Clone(c.Files.Write), Deny: slices.Clone(c.Files.Deny), Dir: c.Dir(), Trace: true,
+		Read: slices.Clone(c.Files.Read), Write: slices.Clone(c.Files.Write), Deny: slices.Clone(c.Files.Deny), Dir: c.Dir(), Trace: true, Reads: c.Files.RecordReads,
 	})
 	if err != nil {
 		return err
