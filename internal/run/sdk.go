@@ -23,8 +23,9 @@ import (
 const (
 	// sdkTask is the task of the review by which SDKs may create sandboxes that a
 	// contract binds. Such a run has no commands of its own: the SDK's caller names them,
-	// and the sandbox's kernel judges each.
-	sdkTask = "create sandboxes that this contract binds, with an SDK"
+	// and the sandbox's kernel judges each. The text is part of what a review approves: it
+	// is another one whenever more becomes possible, so that earlier reviews do not count.
+	sdkTask = "create sandboxes that this contract binds, with an SDK that reads and writes their files"
 	// sdkTime is how long sandboxes may be created after a person's review, and sdkRule
 	// after that of a rule, which is then asked again.
 	sdkTime = 7 * 24 * time.Hour
