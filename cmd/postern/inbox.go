@@ -61,12 +61,14 @@ type inboxTool struct {
 	mode, name, display, expires, scope, reason string
 	tools                                       []string
 
-	maxBytes     int64
-	recovery     bool
-	next         bool
-	deleted      bool
-	evenLast     bool
-	revokeOthers bool
+	maxBytes int64
+
+	autoSubmitted string
+	recovery      bool
+	next          bool
+	deleted       bool
+	evenLast      bool
+	revokeOthers  bool
 }
 
 func inboxCommand() *command {
@@ -95,7 +97,7 @@ postern inbox create sales@example.com --display-name 'Sales' --expires 30d`,
 		{use: "show ADDRESS", short: "show an inbox with the IDs of its keys and grants", facts: true, complete: inboxAddresses(c), run: onServer(c, showInbox)},
 		{
 			use: "update ADDRESS", short: "change the display name, the end or the size", facts: true, complete: inboxAddresses(c),
-			flags: n.settingFlags, run: onServer(c, n.update),
+			flags: n.updateFlags, run: onServer(c, n.update),
 		},
 		n.inviteCommand(), n.invitesCommand(), n.uninviteCommand(),
 		{use: "delete ADDRESS", short: "stop an inbox; its mail is erased after a grace period", complete: inboxAddresses(c), run: onServer(c, deleteInbox)},
@@ -196,6 +198,11 @@ func (n *inboxTool) settingFlags(fs *pflag.FlagSet) {
 	fs.Int64Var(&n.maxBytes, "max-bytes", 0, "`bytes` of mail that the inbox may hold (default: 1 GiB)")
 }
 
+func (n *inboxTool) updateFlags(fs *pflag.FlagSet) {
+	n.settingFlags(fs)
+	fs.StringVar(&n.autoSubmitted, "auto-submitted", "", "`when` mail of the inbox has the field Auto-Submitted: always, or unless_approved, so that what a person approved leaves without it")
+}
+
 func (n *inboxTool) createFlags(fs *pflag.FlagSet) {
 	n.settingFlags(fs)
 	fs.StringVar(&n.mode, "mode", "gated_send", "oversight `mode`: read_only, gated_all, gated_send, monitored or autonomous; see docs/reference/modes.md")
@@ -241,8 +248,11 @@ func (n *inboxTool) update(ctx context.Context, l *local, args []string, out *ou
 	} else if t != nil {
 		change.ExpiresAt = api.ExpireAt(*t)
 	}
-	if change.DisplayName == nil && change.MaxBytes == nil && change.ExpiresAt == nil {
-		return fmt.Errorf("%w: say what to change: --display-name, --expires or --max-bytes", errUsage)
+	if n.autoSubmitted != "" {
+		change.AutoSubmitted = new(api.AutoSubmitted(strings.ReplaceAll(n.autoSubmitted, "-", "_")))
+	}
+	if change.DisplayName == nil && change.MaxBytes == nil && change.ExpiresAt == nil && change.AutoSubmitted == nil {
+		return fmt.Errorf("%w: say what to change: --display-name, --expires, --max-bytes or --auto-submitted", errUsage)
 	}
 	b, err := l.api.Inboxes.Update(ctx, name, change)
 	if err != nil {
@@ -304,6 +314,9 @@ func printInbox(out io.Writer, b api.Inbox) error {
 	fmt.Fprintf(out, "inbox     %s (%s)\n", b.Address, b.ID)
 	if b.DisplayName != "" {
 		fmt.Fprintf(out, "shown as  %s\n", printable(b.DisplayName))
+	}
+	if b.AutoSubmitted == api.SubmittedUnapproved {
+		fmt.Fprintln(out, "marked    mail that a person approved leaves without Auto-Submitted")
 	}
 	_, err := fmt.Fprintf(out, "mode      %s\nmade      %s\nends      %s\nroom      %s\n", b.Mode, orNever(&b.CreatedAt), orNever(b.ExpiresAt), megabytes(b.MaxBytes))
 	return err

@@ -17,6 +17,15 @@ const (
 	ModeAutonomous Mode = "autonomous" // outgoing mail is sent
 )
 
+// AutoSubmitted says whether mail of an inbox has the field Auto-Submitted (RFC 3834).
+type AutoSubmitted string
+
+// The values of [AutoSubmitted].
+const (
+	SubmittedAlways     AutoSubmitted = "always"          // all its mail has it; the default
+	SubmittedUnapproved AutoSubmitted = "unless_approved" // mail that a person approved leaves without it
+)
+
 // An Inbox is an agent's mail address and what the server knows about it.
 type Inbox struct {
 	ID          string     `json:"id"` // "ibx_…"
@@ -30,6 +39,8 @@ type Inbox struct {
 	DeletedAt   *time.Time `json:"deleted_at"` // nil: it is not deleted
 	PurgeAt     *time.Time `json:"purge_at"`   // of a deleted inbox: when its mail is erased
 	MaxBytes    int64      `json:"max_bytes"`  // stored mail that it may hold
+
+	AutoSubmitted AutoSubmitted `json:"auto_submitted"` // whether its mail has the field Auto-Submitted
 
 	// Only in the answer that created the inbox; the server does not keep them.
 	Key         string `json:"key,omitempty"`          // "pib_…": opens the inbox
@@ -61,8 +72,11 @@ type InboxChange struct {
 	DisplayName *string         `json:"display_name,omitempty"`
 	ExpiresAt   json.RawMessage `json:"expires_at,omitempty"` // made by [ExpireAt] or [NeverExpire]
 	MaxBytes    *int64          `json:"max_bytes,omitempty"`
-	Mode        *Mode           `json:"mode,omitempty"`
-	ModeReason  string          `json:"mode_reason,omitempty"` // only with Mode
+
+	AutoSubmitted *AutoSubmitted `json:"auto_submitted,omitempty"` // only an owner changes it
+
+	Mode       *Mode  `json:"mode,omitempty"`
+	ModeReason string `json:"mode_reason,omitempty"` // only with Mode
 }
 
 // ExpireAt returns the value of [InboxChange.ExpiresAt] that deletes the inbox

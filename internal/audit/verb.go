@@ -100,6 +100,7 @@ const (
 	InboxAllow       Verb = "inbox.allow"
 	InboxDisallow    Verb = "inbox.disallow"
 	InboxOverseers   Verb = "inbox.overseers"
+	InboxAnswers     Verb = "inbox.answers"
 	InboxSending     Verb = "inbox.sending"
 	ProjectSending   Verb = "project.sending"
 	InboxLend        Verb = "inbox.lend"
@@ -360,6 +361,7 @@ var verbs = map[Verb]verbRow{
 	InboxAllow:       {Info, "entry added to the allow list"},
 	InboxDisallow:    {Info, "entry removed from the allow list"},
 	InboxOverseers:   {Info, "overseers set"},
+	InboxAnswers:     {Warning, "automatic answer held: the limit of an hour is reached"},
 	InboxSending:     {Info, "limits of the inbox set"},
 	ProjectSending:   {Info, "limits of the project set"},
 	InboxLend:        {Info, "open key lent to a sandbox"},

@@ -345,6 +345,9 @@ func (s inboxHandlers) changeInbox(w http.ResponseWriter, r *http.Request, who a
 	}
 	display := strings.TrimSpace(r.PostForm.Get("display"))
 	c := mailbox.Change{DisplayName: &display}
+	if auto := directory.AutoSubmitted(r.PostForm.Get("auto")); auto != "" && auto != b.AutoSubmitted {
+		c.AutoSubmitted = &auto
+	}
 	expires, err := formDate(r, "expires")
 	if err == nil {
 		if ends := b.Expires.UTC().Format(time.DateOnly); b.Expires.IsZero() || r.PostForm.Get("expires") != ends {

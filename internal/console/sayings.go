@@ -114,6 +114,7 @@ var sayings = map[audit.Verb]saying{
 	audit.InboxCodeWrong:   {"warn", "{who} tried a wrong code for a mode of {inbox:object}[, try {tries} of {of}].", "refused", "bad"},
 	audit.InboxAllow:       {"policy", "{who} allowed {inbox:object} to write to {b:pattern} without approval[ until {time:expires_at}].", "rules", "accent"},
 	audit.InboxDisallow:    {"policy", "{who} took {b:pattern} off the allow list of {inbox:object}.", "rules", "accent"},
+	audit.InboxAnswers:     {"warn", "{inbox:object} and {b:to} exchanged {count} automatic answers within an hour: the next ones wait for a person.", "held", "warn"},
 	audit.InboxOverseers:   {"policy", "{who} set the overseers[ to {b:addresses}].", "rules", "accent"},
 	audit.InboxSending:     {"policy", "{who} set what {inbox:object} may send.", "rules", "accent"},
 	audit.ProjectSending:   {"policy", "{who} set what the project may send.", "rules", "accent"},

@@ -51,7 +51,7 @@ func (d *Directory) Plan(who auth.Principal, n NewInbox) (_ Inbox, more []string
 	}
 	b := Inbox{
 		ID: "ibx_" + rand.Text(), Project: who.Project, DisplayName: n.DisplayName, Mode: n.Mode,
-		Created: time.Now().UTC().Truncate(time.Microsecond), ModeBy: who.String(), Expires: n.Expires.UTC().Truncate(time.Microsecond), MaxBytes: n.MaxBytes, Epoch: 1,
+		Created: time.Now().UTC().Truncate(time.Microsecond), ModeBy: who.String(), Expires: n.Expires.UTC().Truncate(time.Microsecond), MaxBytes: n.MaxBytes, Epoch: 1, AutoSubmitted: SubmittedAlways,
 	}
 	if b.MaxBytes == 0 {
 		b.MaxBytes = MaxBytes
@@ -106,6 +106,8 @@ func (b *Inbox) Check() error {
 		return fmt.Errorf("%w: display_name: must not contain @ < > or quotation marks", ErrInvalid)
 	case !b.Expires.IsZero() && !b.Expires.After(time.Now()):
 		return fmt.Errorf("%w: expires_at: must be in the future", ErrInvalid)
+	case b.AutoSubmitted != SubmittedAlways && b.AutoSubmitted != SubmittedUnapproved:
+		return fmt.Errorf("%w: auto_submitted: must be %s or %s", ErrInvalid, SubmittedAlways, SubmittedUnapproved)
 	case b.MaxBytes < 1 || b.MaxBytes > MaxBytes:
 		return fmt.Errorf("%w: max_bytes: must be 1 to %d", ErrInvalid, MaxBytes)
 	}

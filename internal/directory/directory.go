@@ -63,6 +63,15 @@ func New(db *store.DB, c Config) *Directory {
 // Domain returns the domain of the server's own addresses.
 func (d *Directory) Domain() string { return d.conf.Domain }
 
+// AutoSubmitted says whether mail of an inbox has the field Auto-Submitted (RFC 3834).
+type AutoSubmitted string
+
+// The values of [AutoSubmitted].
+const (
+	SubmittedAlways     AutoSubmitted = "always"          // all mail has it; the default
+	SubmittedUnapproved AutoSubmitted = "unless_approved" // mail that a person approved leaves without it
+)
+
 // An Inbox is an agent's address with its mail.
 type Inbox struct {
 	ID          string
@@ -81,6 +90,8 @@ type Inbox struct {
 	// Connected says that it is a mailbox at another provider: nothing arrives for it
 	// over SMTP, and what it sends leaves through that provider.
 	Connected bool
+	// AutoSubmitted says when mail of the inbox names a program as its author.
+	AutoSubmitted AutoSubmitted
 
 	PublicKey []byte // of its newest epoch; mail is sealed to it
 	Epoch     int64  // the number of the newest epoch, from 1
@@ -99,7 +110,7 @@ func MayManage(who auth.Principal) error {
 	return nil
 }
 
-const inboxColumns = `id, project_id, address, display_name, mode, mode_at, mode_by, mode_reason, created_at, expires_at, deleted_at, purge_at, max_bytes, public_key, epoch, connected`
+const inboxColumns = `id, project_id, address, display_name, mode, mode_at, mode_by, mode_reason, created_at, expires_at, deleted_at, purge_at, max_bytes, public_key, epoch, connected, auto_submitted`
 
 func scanInbox(row func(...any) error) (Inbox, error) { return scanInboxAnd(row) }
 
@@ -108,7 +119,7 @@ func scanInboxAnd(row func(...any) error, further ...any) (Inbox, error) {
 	var b Inbox
 	var created, modeAt, expires, deleted, purge, connected int64
 	err := row(append([]any{
-		&b.ID, &b.Project, &b.Address, &b.DisplayName, &b.Mode, &modeAt, &b.ModeBy, &b.ModeReason, &created, &expires, &deleted, &purge, &b.MaxBytes, &b.PublicKey, &b.Epoch, &connected,
+		&b.ID, &b.Project, &b.Address, &b.DisplayName, &b.Mode, &modeAt, &b.ModeBy, &b.ModeReason, &created, &expires, &deleted, &purge, &b.MaxBytes, &b.PublicKey, &b.Epoch, &connected, &b.AutoSubmitted,
 	}, further...)...)
 	b.Created, b.Expires, b.Deleted, b.Purge = store.FromTime(created), store.FromTime(expires), store.FromTime(deleted), store.FromTime(purge)
 	b.ModeAt, b.RowMode, b.Connected = store.FromTime(modeAt), b.Mode, connected != 0

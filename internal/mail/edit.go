@@ -38,7 +38,7 @@ func (e Edit) Draft(env Envelope) (Draft, error) {
 	if err != nil {
 		return Draft{}, err
 	}
-	d := Draft{From: env.From, Bcc: env.hidden(m), Subject: m.Subject, Replied: m.AutoSubmitted == "auto-replied", References: m.References}
+	d := Draft{From: env.From, Bcc: env.hidden(m), Subject: m.Subject, Replied: m.Replied(), References: m.References}
 	if len(m.From) == 1 && sameAddr(m.From[0].Addr, env.From) && !strings.ContainsRune(m.From[0].Name, '@') {
 		d.From = writable(m.From[0])
 	}

@@ -58,7 +58,7 @@ func inboxOf(b directory.Inbox) inboxAnswer {
 	_, host, _ := strings.Cut(b.Address, "@")
 	out := inboxAnswer{Inbox: api.Inbox{
 		ID: b.ID, Address: b.Address, DisplayName: b.DisplayName, Mode: api.Mode(b.Mode), ModeAt: moment(b.ModeAt), ModeReason: b.ModeReason, CreatedAt: b.Created,
-		ExpiresAt: moment(b.Expires), DeletedAt: moment(b.Deleted), PurgeAt: moment(b.Purge), MaxBytes: b.MaxBytes,
+		ExpiresAt: moment(b.Expires), DeletedAt: moment(b.Deleted), PurgeAt: moment(b.Purge), MaxBytes: b.MaxBytes, AutoSubmitted: api.AutoSubmitted(b.AutoSubmitted),
 	}, lobsterInbox: lobsterInbox{Domain: host, IsActive: b.Deleted.IsZero(), ExpiresAt: moment(b.Expires), CreatedAt: b.Created}}
 	if b.DisplayName != "" {
 		out.lobsterInbox.DisplayName = &b.DisplayName
@@ -213,7 +213,7 @@ func (s inboxServer) updateInbox(w http.ResponseWriter, r *http.Request, c calle
 		return err
 	}
 	switch {
-	case in.Mode != nil && (in.DisplayName != nil || in.MaxBytes != nil || len(in.ExpiresAt) > 0):
+	case in.Mode != nil && (in.DisplayName != nil || in.MaxBytes != nil || in.AutoSubmitted != nil || len(in.ExpiresAt) > 0):
 		// Each is a change of its own, with who may make it: half of it must not be done.
 		return fmt.Errorf("%w: mode: is changed by itself; send the other fields in another request", errRequest)
 	case in.Mode != nil:
@@ -227,6 +227,9 @@ func (s inboxServer) updateInbox(w http.ResponseWriter, r *http.Request, c calle
 		return fmt.Errorf("%w: mode_reason: needs a mode", errRequest)
 	}
 	change := mailbox.Change{DisplayName: in.DisplayName, MaxBytes: in.MaxBytes}
+	if in.AutoSubmitted != nil {
+		change.AutoSubmitted = new(directory.AutoSubmitted(*in.AutoSubmitted))
+	}
 	if len(in.ExpiresAt) > 0 {
 		change.Expires = new(time.Time)
 		if string(in.ExpiresAt) != "null" {

@@ -102,7 +102,7 @@ func (m *PostOffice) keepThread(ctx context.Context, who auth.Principal, inbox, 
 		return fmt.Errorf("read action %s: %v", action, err) //nolint:errorlint // we composed or checked it
 	}
 	if len(old.InReplyTo) == 1 {
-		d.InReplyTo, d.References, d.Replied = old.InReplyTo[0], old.References, old.AutoSubmitted == "auto-replied"
+		d.InReplyTo, d.References, d.Replied = old.InReplyTo[0], old.References, old.Replied()
 	}
 	return nil
 }
@@ -112,7 +112,7 @@ func (m *PostOffice) outgo(ctx context.Context, who auth.Principal, via string, 
 	if err != nil {
 		return Proposed{}, err
 	}
-	how := proposalOptions{again: o.AllowDuplicate, undo: o.Undo, action: action, version: version, Proposal: oversight.Proposal{Via: via}}
+	how := proposalOptions{again: o.AllowDuplicate, undo: o.Undo, action: action, version: version, composed: true, Proposal: oversight.Proposal{Via: via}}
 	if o.IdempotencyKey != "" {
 		if err := checkKey(o.IdempotencyKey); err != nil {
 			return Proposed{}, err

@@ -42,6 +42,7 @@ type Intake struct {
 	letter   letter
 	security message.Security
 	sender   string // proved; or empty
+	voice    voice
 	imported Imported
 }
 
@@ -111,7 +112,7 @@ func (m *PostOffice) Seal(b directory.Inbox, i Imported) (*Intake, error) {
 	in := &Intake{imported: i}
 	if i.Direction == message.In {
 		arrival := Arrival{Envelope: mail.Envelope{Raw: i.Raw}, Remote: i.Remote, Auth: i.Auth}
-		in.security, in.sender = m.inspect(arrival, p), provedSender(arrival, p)
+		in.security, in.sender, in.voice = m.inspect(arrival, p), provedSender(arrival, p), voiceOf(p, arrival.Envelope, false)
 		shown := securityIn(in.security, b)
 		s.Security = &shown
 	}
@@ -181,6 +182,9 @@ func (m *PostOffice) storeOne(ctx context.Context, tx *store.Tx, in *Intake) err
 	l.held = "" // the transaction may be retried
 	if l.direction == message.In {
 		if err := m.admit(ctx, tx, l, in.security); err != nil {
+			return err
+		}
+		if err := m.hear(ctx, tx, *l, in.voice); err != nil {
 			return err
 		}
 		if in.sender != "" && l.held == "" {

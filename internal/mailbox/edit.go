@@ -61,7 +61,11 @@ func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, act
 	if err != nil {
 		return oversight.Action{}, err
 	}
-	facts, clues, err := m.about(auth.Principal{}, directory.Inbox{Address: before.From}, old.Via, env)
+	unmarked, err := mail.Unmarked(env).Payload()
+	if err != nil {
+		return oversight.Action{}, err
+	}
+	facts, clues, err := m.about(auth.Principal{}, directory.Inbox{ID: old.Inbox, Address: before.From}, old.Via, env)
 	if err != nil {
 		return oversight.Action{}, err
 	}
@@ -76,11 +80,19 @@ func (m *PostOffice) ReviseByPerson(ctx context.Context, who auth.Principal, act
 			return err
 		}
 		request.Findings = slices.Clone(facts.Findings) // the transaction may run twice
+		if _, err := m.recognise(ctx, tx, b.ID, &request, clues.answered); err != nil {
+			return err
+		}
+		request.Findings = append(request.Findings, automaticFindings(&request)...)
 		if err := m.strange(ctx, tx, b, &request, clues); err != nil {
 			return err
 		}
+		leaves := payload
+		if b.AutoSubmitted == directory.SubmittedUnapproved { // a person always decides on an edit
+			leaves = unmarked
+		}
 		a, err = m.gate.Revise(ctx, tx, who, action, version, oversight.Proposal{
-			Request: request, Inbox: old.Inbox, Via: old.Via, Payload: payload, NotBefore: old.SendAt, AskAt: old.AskAt, Undo: old.Undo, Note: old.Note, Context: old.Context,
+			Request: request, Inbox: old.Inbox, Via: old.Via, Payload: leaves, NotBefore: old.SendAt, AskAt: old.AskAt, Undo: old.Undo, Note: old.Note, Context: old.Context,
 			Ask: len(doubts) > 0, // the file that needed a person may still be there
 		})
 		if err != nil {

@@ -36,6 +36,8 @@ type Change struct {
 	DisplayName *string
 	Expires     *time.Time // zero means never
 	MaxBytes    *int64
+
+	AutoSubmitted *directory.AutoSubmitted // only an owner may change it
 }
 
 // Update changes an inbox that who manages. Only its project may change the
@@ -46,6 +48,10 @@ func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox strin
 	}
 	if (c.Expires != nil || c.MaxBytes != nil) && directory.MayManage(who) != nil {
 		return directory.Inbox{}, fmt.Errorf("expires_at and max_bytes may be changed only by the inbox's project: %w", directory.MayManage(who))
+	}
+	if c.AutoSubmitted != nil && !who.Manages() {
+		// It says to the recipients who writes, which is the owner's word and no agent's.
+		return directory.Inbox{}, fmt.Errorf("auto_submitted may be changed only by an owner: %w", auth.ErrForbidden)
 	}
 	err = m.db.Update(ctx, func(tx *store.Tx) error {
 		if b, err = m.Keys.Managed(ctx, tx, who, inbox); err != nil {
@@ -64,12 +70,16 @@ func (m *PostOffice) Update(ctx context.Context, who auth.Principal, inbox strin
 			b.MaxBytes = *c.MaxBytes
 			detail["max_bytes"] = strconv.FormatInt(b.MaxBytes, 10)
 		}
+		if c.AutoSubmitted != nil {
+			b.AutoSubmitted = *c.AutoSubmitted
+			detail["auto_submitted"] = string(b.AutoSubmitted)
+		}
 		if err := b.Check(); err != nil {
 			b = was
 			return err
 		}
-		ok, err := tx.Changed(ctx, `update inbox set display_name = $1, expires_at = $2, max_bytes = $3 where id = $4 and deleted_at = 0`,
-			b.DisplayName, store.Time(b.Expires), b.MaxBytes, b.ID)
+		ok, err := tx.Changed(ctx, `update inbox set display_name = $1, expires_at = $2, max_bytes = $3, auto_submitted = $4 where id = $5 and deleted_at = 0`,
+			b.DisplayName, store.Time(b.Expires), b.MaxBytes, b.AutoSubmitted, b.ID)
 		if err != nil {
 			return fmt.Errorf("update inbox %s: %w", b.ID, err)
 		}
@@ -249,6 +259,7 @@ var holdings = []struct{ table, blob string }{
 	{"allow_entry", ""},
 	{"mode_code", ""},
 	{"correspondent", ""},
+	{"heard", ""},
 	{"known_account", ""},
 	{"sent_copy", ""},
 	{"mail_request", ""},

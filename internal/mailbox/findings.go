@@ -27,6 +27,7 @@ import (
 type clues struct {
 	hidden   []string // recipients in no header, as a reviewer is shown them
 	accounts []leak.Account
+	answered [][]byte // hashes of the Message-IDs that it answers, see [PostOffice.refs]
 }
 
 // maxEach is how many findings of one kind are listed one by one. The attack: a hundred

@@ -40,6 +40,7 @@ type letter struct {
 	at        time.Time
 	size      int
 	refs      [][]byte // hashes of Message-IDs, nearest first; see threads.go
+	own       []byte   // hash of its own Message-ID; empty if it has none
 	summary   []byte   // sealed
 
 	held message.QuarantineReason // why it waits for a person; empty means that it does not
@@ -51,6 +52,9 @@ type letter struct {
 func (m *PostOffice) seal(b directory.Inbox, d message.Direction, raw []byte, p mail.Message, s message.Summary) (letter, error) {
 	// The ID is drawn before sealing, which binds to it.
 	l := letter{id: "msg_" + rand.Text(), inbox: b, direction: d, at: time.Now().UTC(), size: len(raw), refs: m.refs(b.ID, p)}
+	if p.MessageID != "" {
+		l.own = l.refs[len(l.refs)-1]
+	}
 	summary, err := json.Marshal(s)
 	if err != nil {
 		return letter{}, fmt.Errorf("summarise message: %w", err)
@@ -171,7 +175,7 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 	if err != nil {
 		return err
 	}
-	sender := provedSender(e, p)
+	sender, from := provedSender(e, p), voiceOf(p, e.Envelope, true)
 	turn := store.All()
 	if len(letters) == 1 && len(reports) == 0 { // so that it changes things of one inbox alone
 		turn = oversight.Turn(letters[0].inbox.Project, letters[0].inbox.ID)
@@ -183,6 +187,9 @@ func (m *PostOffice) Receive(ctx context.Context, e Arrival) (err error) {
 			}
 		}
 		for _, l := range letters {
+			if err := m.hear(ctx, tx, l, from); err != nil {
+				return err
+			}
 			if sender != "" && l.held == "" {
 				if err := m.exchanged(ctx, tx, l.inbox.ID, sender, 0, 1); err != nil {
 					return err

@@ -36,6 +36,8 @@ func (m *PostOffice) about(who auth.Principal, b directory.Inbox, via string, en
 	if err != nil {
 		return policy.Request{}, clues{}, err
 	}
+	p.MessageID = "" // its own answers nothing
+	c.answered = m.refs(b.ID, p)
 	if who.Kind == auth.Sandbox {
 		r.Sandbox, r.Template = who.ID, who.Template
 	}

@@ -95,6 +95,8 @@ type proposalOptions struct {
 	action  string         // that is revised; empty means a new one
 	version int64          // of the action that is revised; 0 means whichever it has
 
+	composed bool // we wrote the message, and not a program of the sender's
+
 	oversight.Proposal // Via, Note, NotBefore, AskAt
 }
 
@@ -125,7 +127,13 @@ func (m *PostOffice) propose(ctx context.Context, who auth.Principal, b director
 		return Proposed{}, err
 	}
 	how.Payload = payload
-	return m.enter(ctx, who, b, sending{request, doubts, content, int64(len(env.To)), int64(len(env.Raw)), c}, how)
+	s := sending{facts: request, doubts: doubts, content: content, recipients: int64(len(env.To)), size: int64(len(env.Raw)), clues: c}
+	if how.composed {
+		if s.unmarked, err = mail.Unmarked(env).Payload(); err != nil {
+			return Proposed{}, err
+		}
+	}
+	return m.enter(ctx, who, b, s, how)
 }
 
 // A sending is what is known of mail without the database.
@@ -136,6 +144,9 @@ type sending struct {
 	recipients int64
 	size       int64 // bytes
 	clues      clues
+	// unmarked is the payload without the field Auto-Submitted; nil where the field is not
+	// ours. It leaves only if a person approves it.
+	unmarked []byte
 }
 
 // enter makes the action of a sending whose payload is in how.
@@ -168,6 +179,10 @@ func (m *PostOffice) enter(ctx context.Context, who auth.Principal, b directory.
 		if err := m.strange(ctx, tx, b, &p.Request, what.clues); err != nil {
 			return err
 		}
+		counted, err := m.recognise(ctx, tx, b.ID, &p.Request, what.clues.answered)
+		if err != nil {
+			return err
+		}
 		if b.Mode == policy.Monitored && p.Request.Mode != b.Mode {
 			p.Note = strings.TrimSpace(p.Note + "\nthis inbox is monitored but has no overseers to receive copies: a person must approve")
 		}
@@ -198,8 +213,26 @@ func (m *PostOffice) enter(ctx context.Context, who auth.Principal, b directory.
 			return err
 		}
 		out.Left = left
+		var tallies []tally
+		if p.Request.Mode != policy.GatedAll { // there a person decides on everything
+			if tallies, err = m.tallies(ctx, tx, b, &p.Request, counted); err != nil {
+				return err
+			}
+		}
+		p.Request.Findings = append(p.Request.Findings, automaticFindings(&p.Request)...)
 		if p.Undo = rule.Undo; how.undo != nil {
 			p.Undo = *how.undo
+		}
+		if b.AutoSubmitted == directory.SubmittedUnapproved && what.unmarked != nil {
+			asked, err := m.gate.Asks(ctx, tx, who, p)
+			if err != nil {
+				return err
+			}
+			if asked {
+				// What a person approves is what leaves, byte by byte, so the field is left out
+				// now. Ask makes sure that these bytes leave in no other way.
+				p.Payload, p.Ask = what.unmarked, true
+			}
 		}
 		if how.action != "" {
 			reader := who
@@ -214,6 +247,15 @@ func (m *PostOffice) enter(ctx context.Context, who auth.Principal, b directory.
 			}
 		} else {
 			out.Action, err = m.gate.Propose(ctx, tx, who, p)
+		}
+		if err != nil {
+			return err
+		}
+		switch {
+		case out.State == oversight.Approved: // without a person: nobody has decided yet
+			err = count(ctx, tx, tallies)
+		case out.Rule == policy.RuleAnswers:
+			err = noteLimit(ctx, tx, b, &p.Request, out.ID)
 		}
 		if err != nil {
 			return err

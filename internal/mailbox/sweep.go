@@ -29,6 +29,9 @@ func (m *PostOffice) RunSweep(ctx context.Context) error {
 		if n > 0 {
 			m.log.InfoContext(ctx, "removed sealed messages that a crash had left without a row", "count", n)
 		}
+		if err := m.forgetHeard(ctx); err != nil && ctx.Err() == nil {
+			m.log.ErrorContext(ctx, "forget who wrote", "err", err)
+		}
 		if err := m.Delivery.Forget(ctx, time.Now()); err != nil && ctx.Err() == nil {
 			m.log.ErrorContext(ctx, "forget deliveries", "err", err)
 		}

@@ -15,10 +15,10 @@ type headerField struct {
 
 // shownFields are the header fields that say something to an agent and have no place
 // of their own in an answer. A sender can write any number of fields: an answer has a
-// selection of them, and its size is bounded.
+// selection of them, and its size is bounded. [mail.MachineFields] are shown as well.
 var shownFields = []string{
-	"Date", "Sender", "In-Reply-To", "References", "Auto-Submitted", "Precedence", "Importance", "X-Priority",
-	"List-Id", "List-Post", "List-Unsubscribe", "List-Unsubscribe-Post", "Content-Language", "X-Mailer", "User-Agent",
+	"Date", "Sender", "Return-Path", "In-Reply-To", "References", "Importance", "X-Priority",
+	"List-Post", "List-Unsubscribe-Post", "Feedback-ID", "Content-Language", "X-Mailer", "User-Agent",
 }
 
 const (
@@ -30,8 +30,9 @@ const (
 // many of them are left out.
 func headersOf(m mail.Message) (out []headerField, leftOut int) {
 	out = []headerField{}
+	names := append(mail.MachineFields(), shownFields...)
 	for _, f := range m.Header {
-		if !slices.ContainsFunc(shownFields, func(name string) bool { return strings.EqualFold(name, f.Name) }) {
+		if !slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(name, f.Name) }) {
 			continue
 		}
 		if len(out) == maxShownFields {

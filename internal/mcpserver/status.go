@@ -9,6 +9,7 @@ import (
 	"postern/internal/mail"
 	"postern/internal/mailbox"
 	"postern/internal/oversight"
+	"postern/internal/policy"
 	"postern/internal/scan"
 )
 
@@ -41,6 +42,7 @@ func proposed(p mailbox.Proposed) reply[sendData] {
 		if p.SendAt.After(time.Now()) {
 			out.Message = "The email waits for a person's approval, and leaves at " + p.SendAt.Format(time.RFC3339) + " if it is approved by then. Do not send it again; email_cancel takes it back."
 		}
+		out.Message += heldBecause(p.Action)
 	case oversight.Scheduled:
 		out.Status = "pending_approval"
 		out.Message = "The email waits until " + p.AskAt.Format(time.RFC3339) + "; then a person is asked. Do not send it again; email_cancel takes it back."
@@ -76,6 +78,19 @@ func proposed(p mailbox.Proposed) reply[sendData] {
 		text.WriteString("\n" + f.Notice() + "\n" + f.Wrap(words.String()))
 	}
 	return reply[sendData]{Text: text.String(), Data: out}
+}
+
+// heldBecause tells an agent that its mail is held because it would answer a machine, or is
+// one too many of two programs that answer each other: it should stop, and not try again.
+// The reason holds addresses that the agent itself wrote to, and no words of a sender.
+func heldBecause(a oversight.Action) string {
+	switch a.Rule {
+	case policy.RuleMachines:
+		return " It is held in every mode because " + clean(a.Verdict) + ". Do not answer automatic mail."
+	case policy.RuleAnswers:
+		return " It is held in every mode because " + clean(a.Verdict) + ". Stop answering there until a person has decided."
+	}
+	return ""
 }
 
 // filesOf returns the files of what would leave. Agents tell people that they
@@ -237,6 +252,7 @@ func statusOf(a oversight.Action, said []oversight.Remark) reply[statusData] {
 	switch a.State {
 	case oversight.Pending:
 		d.Status, d.Message, d.ExpiresAt = "pending", "A person has not decided yet. Go on with your work and ask again later.", stamp(a.Expires)
+		d.Message += heldBecause(a)
 		d.Missing = "1 approval"
 		if a.Approvers > 1 {
 			d.Missing = fmt.Sprintf("%d of %d approvals, by different people", a.Approvers-a.Approvals, a.Approvers)

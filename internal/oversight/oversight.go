@@ -431,6 +431,16 @@ func (g *Gate) Propose(ctx context.Context, tx *store.Tx, who auth.Principal, p 
 	return a, g.moved(ctx, tx, a)
 }
 
+// Asks reports whether a person would decide on p, if who proposed it now. It is for a
+// proposer whose content depends on that; tx is the transaction of the proposal.
+func (g *Gate) Asks(ctx context.Context, tx *store.Tx, who auth.Principal, p Proposal) (bool, error) {
+	if p.Ask {
+		return true, nil
+	}
+	an, err := g.ask(ctx, tx, Action{Project: who.Project, Inbox: p.Inbox}, &p)
+	return an.verdict.Effect == policy.Ask, err
+}
+
 // ask returns what policy and the kill switches say about p, as part of tx.
 func (g *Gate) ask(ctx context.Context, tx *store.Tx, a Action, p *Proposal) (answer, error) {
 	an := answer{now: time.Now()}

@@ -86,6 +86,8 @@ var Variables = []struct{ Name, Type, Meaning string }{
 	{"sandbox", "string", "id of the sandbox that proposed it, or empty"},
 	{"template", "string", "what that sandbox was started from"},
 	{"history", "history", "sent (mails that each recipient got before), known (recipients that got one), replies (each has written to the inbox)"},
+	{"machines", "list(string)", "of outgoing mail: the recipients that seem to be programs, whose last mail here was automatic"},
+	{"answers", "int", "of outgoing mail: automatic answers of the last hour between the inbox and the recipient with the most"},
 	{"time", "timestamp", "when it was proposed"},
 	{"hour", "int", "of time, 0 to 23, in the document's zone"},
 	{"weekday", "string", "of time, mon to sun, in the document's zone"},
@@ -110,6 +112,7 @@ var environment = sync.OnceValues(func() (*cel.Env, error) {
 		cel.Variable("domains", list), cel.Variable("listed", cel.BoolType), cel.Variable("size", cel.IntType),
 		cel.Variable("files", cel.ListType(file)), cel.Variable("flags", list), cel.Variable("sandbox", cel.StringType),
 		cel.Variable("template", cel.StringType), cel.Variable("history", history), cel.Variable("time", cel.TimestampType),
+		cel.Variable("machines", list), cel.Variable("answers", cel.IntType),
 		cel.Variable("hour", cel.IntType), cel.Variable("weekday", cel.StringType),
 		cel.Variable("detail", cel.MapType(cel.StringType, cel.StringType)),
 		cel.Variable("host", cel.StringType), cel.Variable("method", cel.StringType), cel.Variable("path", cel.StringType),
@@ -279,12 +282,17 @@ func (d *Document) facts(r Request) map[string]any {
 	if arguments == nil {
 		arguments = map[string]any{}
 	}
+	machines := make([]string, len(r.Machines))
+	for i, m := range r.Machines {
+		machines[i] = Address(m.Address)
+	}
 	local := r.Time.In(d.zone)
 	return map[string]any{
 		"kind": string(r.Kind), "mode": string(r.Mode), "inbox": r.Inbox, "via": r.Via, "from": r.From, "to": addresses(r.To), "domains": domains(r.To),
 		"listed": r.Listed, "size": r.Size, "files": files, "flags": lower(r.Flags), "sandbox": r.Sandbox, "template": r.Template,
-		"history": historyFacts{r.History.Sent, int64(r.History.Known), r.History.Replies},
-		"time":    r.Time, "hour": int64(local.Hour()), "weekday": weekdays[local.Weekday()], "detail": detail,
+		"history":  historyFacts{r.History.Sent, int64(r.History.Known), r.History.Replies},
+		"machines": machines, "answers": r.Answers,
+		"time": r.Time, "hour": int64(local.Hour()), "weekday": weekdays[local.Weekday()], "detail": detail,
 		"host": h.Host, "method": h.Method, "path": h.Path, "query": h.Query, "headers": h.Headers, "secrets": h.Secrets,
 		"packages": registryHosts(), "arguments": arguments,
 	}

@@ -15,7 +15,9 @@ import (
 //     of one that is read_only, and what a person decides in any case;
 //  3. where none matches, the mode says it: gated_all asks, gated_send asks
 //     unless the allow list has all recipients, monitored and autonomous allow.
-//     A request of any other kind than mail is asked.
+//     A request of any other kind than mail is asked;
+//  4. mail that would leave without a person is asked about all the same if it
+//     answers a machine that d does not name, or if [MaxAnswers] is reached.
 //
 // A condition that cannot be evaluated never lets anything through: the request
 // is asked about, or denied where a later rule denies it. A nil d has no rules.
@@ -65,6 +67,11 @@ func verdict(d *Document, r Request, tell func(Step)) Verdict {
 	}
 	if v.Effect == Allow && (r.Mode == GatedAll || r.Mode == ReadOnly && r.Kind != KindReceive) {
 		return Verdict{Effect: Ask, Rule: string(r.Mode), Reason: fmt.Sprintf("the inbox is in mode %s: a person decides, also where a rule allows it", r.Mode)}
+	}
+	if v.Effect == Allow {
+		if held, ok := d.automatic(r); ok {
+			return held
+		}
 	}
 	return v
 }

@@ -57,7 +57,8 @@ type Document struct {
 	saysGrave bool     // the document has the key grave
 	grave     []string // the kinds of findings that need a tick
 
-	record []string // what is recorded beyond what always is
+	record   []string // what is recorded beyond what always is
+	machines []string // recipients that may be answered although they are programs: addresses, and "*@example.com"
 }
 
 // A Clause is one rule of a [Document].
@@ -171,8 +172,9 @@ func Parse(text []byte) (*Document, error) {
 			}
 			return nil
 		},
-		"grave":  d.parseGrave,
-		"record": d.parseRecord,
+		"grave":    d.parseGrave,
+		"record":   d.parseRecord,
+		"machines": d.parseMachines,
 		"rules": func(n *yaml.Node, path string) error {
 			rules = true
 			return sequence(n, path, MaxClauses, func(n *yaml.Node, path string) error {

@@ -102,7 +102,7 @@ func TestParseRefuses(t *testing.T) {
 					t.Errorf("got error %q, want %q in it", err, w)
 				}
 			}
-			if len(err.Error()) > 400 {
+			if len(err.Error()) > 450 {
 				t.Errorf("the error has %d bytes: it repeats what was sent", len(err.Error()))
 			}
 		})

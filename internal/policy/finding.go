@@ -25,6 +25,8 @@ const (
 	FindHidden    = "hidden_recipient" // a Bcc outside
 	FindAccount   = "second_account"   // a bank account that differs from the others, or from earlier ones
 	FindSecret    = "secret"           // what the search for secrets found
+	FindMachine   = "machine"          // a recipient that is a program
+	FindAnswers   = "many_answers"     // two programs may be answering each other
 	FindMore      = "more_findings"    // there are more findings than can be listed; grave wherever any kind is
 )
 
@@ -38,6 +40,8 @@ var findingKinds = []findingKind{
 	{FindHidden, "a recipient in Bcc who is neither at one of the project's own domains nor an inbox of the project"},
 	{FindAccount, "a bank account that differs from the others in the mail, or from those of earlier mails"},
 	{FindSecret, "a key, a token, a password or a file that holds some"},
+	{FindMachine, "an answer to a message that a program made, or mail to an address that nobody reads"},
+	{FindAnswers, "more automatic answers between two addresses within an hour than may leave without a person"},
 	{"private_key", "a private key"},
 	{"payment_card", "the number of a payment card"},
 	{"iban", "a bank account number"},

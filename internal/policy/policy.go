@@ -19,22 +19,27 @@ const (
 // A Request is what policy is asked about: an action, and what is known of it.
 // It is kept as JSON with the action.
 type Request struct {
-	Kind     Kind              `json:"kind"`
-	Mode     Mode              `json:"mode,omitempty"`
-	Inbox    string            `json:"inbox,omitempty"`  // its address
-	Via      string            `json:"via,omitempty"`    // the door
-	From     string            `json:"from,omitempty"`   // of mail that arrives: the proved domain's address, or empty
-	To       []string          `json:"to,omitempty"`     // every recipient, lower case, Bcc too
-	Listed   bool              `json:"listed,omitempty"` // the inbox's allow list has them all
-	Size     int64             `json:"size,omitempty"`   // bytes
-	Files    []Attachment      `json:"files,omitempty"`
-	Flags    []string          `json:"flags,omitempty"`    // what content checks found, as package scan names it
-	Sandbox  string            `json:"sandbox,omitempty"`  // that proposed it
-	Template string            `json:"template,omitempty"` // that the sandbox is of
-	History  History           `json:"history,omitzero"`
-	Time     time.Time         `json:"time,omitzero"`
-	Detail   map[string]string `json:"detail,omitempty"` // what the kind alone has: the mode asked for, the address and port
-	HTTP     *HTTP             `json:"http,omitempty"`   // of requests and of secrets that are put on them; else nil
+	Kind     Kind         `json:"kind"`
+	Mode     Mode         `json:"mode,omitempty"`
+	Inbox    string       `json:"inbox,omitempty"`  // its address
+	Via      string       `json:"via,omitempty"`    // the door
+	From     string       `json:"from,omitempty"`   // of mail that arrives: the proved domain's address, or empty
+	To       []string     `json:"to,omitempty"`     // every recipient, lower case, Bcc too
+	Listed   bool         `json:"listed,omitempty"` // the inbox's allow list has them all
+	Size     int64        `json:"size,omitempty"`   // bytes
+	Files    []Attachment `json:"files,omitempty"`
+	Flags    []string     `json:"flags,omitempty"`    // what content checks found, as package scan names it
+	Sandbox  string       `json:"sandbox,omitempty"`  // that proposed it
+	Template string       `json:"template,omitempty"` // that the sandbox is of
+	History  History      `json:"history,omitzero"`
+
+	Machines  []Machine `json:"machines,omitempty"`   // recipients that seem to be programs
+	Answers   int64     `json:"answers,omitempty"`    // automatic answers of the last hour between the inbox and AnswersTo
+	AnswersTo string    `json:"answers_to,omitempty"` // the recipient with the most of them
+
+	Time   time.Time         `json:"time,omitzero"`
+	Detail map[string]string `json:"detail,omitempty"` // what the kind alone has: the mode asked for, the address and port
+	HTTP   *HTTP             `json:"http,omitempty"`   // of requests and of secrets that are put on them; else nil
 
 	// What the queue and the reviewer's page read; rules do not.
 	Findings []Finding `json:"findings,omitempty"` // what a reviewer should look at closely

@@ -225,6 +225,20 @@ func parseRequest(n *yaml.Node, path string) (r Request, err error) {
 			r.Flags, err = texts(n, path, maxFacts)
 			return err
 		},
+		"machines": func(n *yaml.Node, path string) error {
+			list, err := texts(n, path, maxTo)
+			for _, a := range list {
+				r.Machines = append(r.Machines, Machine{Address: Address(a), Why: "the test says so"})
+			}
+			return err
+		},
+		"answers": func(n *yaml.Node, path string) (err error) {
+			r.Answers, err = whole(n, path)
+			if len(r.To) > 0 {
+				r.AnswersTo = r.To[0]
+			}
+			return err
+		},
 		"history": func(n *yaml.Node, path string) error {
 			return mapping(n, path, fields{
 				"sent": func(n *yaml.Node, path string) (err error) {
