@@ -98,16 +98,16 @@ func auditCommand() *command {
 		use: "audit", short: "show, verify, prove or export the record of what happened", long: auditHelp,
 		flags: a.flags,
 		below: []*command{
-			{use: "list", short: "print the newest entries, the oldest of them first", lists: true, flags: a.listFlags, run: verb(a.list)},
-			{use: "verify", short: "read the whole record and report what it shows", flags: a.verifyFlags, run: verb(a.verify)},
+			{use: "list", at: byItself, short: "print the newest entries, the oldest of them first", lists: true, flags: a.listFlags, run: verb(a.list)},
+			{use: "verify", at: byItself, short: "read the whole record and report what it shows", flags: a.verifyFlags, run: verb(a.verify)},
 			{use: "checkpoint", short: "sign the record as it is and print the checkpoint", run: verb(a.checkpoint)},
-			{use: "keys", short: "print the public keys of checkpoints", run: verb(a.printKeys)},
+			{use: "keys", at: byItself, short: "print the public keys of checkpoints", run: verb(a.printKeys)},
 			{use: "prove SEQ", short: "write a proof that an entry is in the record", flags: func(fs *pflag.FlagSet) {
 				a.projectFlag(fs)
 				a.outFlag(fs)
 			}, run: a.prove},
-			{use: "check FILE", short: "check a proof with the public key alone", flags: a.keyFlag, run: a.check},
-			{use: "export", short: "write the entries with their hashes", flags: a.exportFlags, run: verb(a.export)},
+			{use: "check FILE", short: "check a proof with the public key alone", at: onFiles, flags: a.keyFlag, run: a.check},
+			{use: "export", at: byItself, short: "write the entries with their hashes", flags: a.exportFlags, run: verb(a.export)},
 			{use: "sinks", short: "show how far the systems are that receive entries", lists: true, run: verb(a.sinks)},
 		},
 	}
@@ -163,6 +163,11 @@ func (a *auditing) outFlag(fs *pflag.FlagSet) {
 
 // open opens the database that is meant, for reading.
 func (a *auditing) open(ctx context.Context) (*store.DB, error) {
+	if a.file == "" {
+		if err := onThisMachine.reachable(); err != nil {
+			return nil, err
+		}
+	}
 	source := a.conf.source()
 	if a.file != "" {
 		// The working directory of whoever typed the path is what it is relative to.
@@ -410,10 +415,14 @@ type pointJSON struct {
 func (a *auditing) checkpoint(ctx context.Context, out *output) error {
 	if a.file == "" {
 		var p pointJSON
-		if err := newLocal(a.conf).call(ctx, "POST", "/v1/audit/checkpoint", nil, &p); err != nil {
+		l, err := operator(a.conf)
+		if err != nil {
 			return err
 		}
-		_, err := fmt.Fprint(out, p.Checkpoint)
+		if err := l.call(ctx, "POST", "/v1/audit/checkpoint", nil, &p); err != nil {
+			return err
+		}
+		_, err = fmt.Fprint(out, p.Checkpoint)
 		return err
 	}
 	return a.view(ctx, func(tx *store.Tx) error {
@@ -438,7 +447,11 @@ func (a *auditing) prove(ctx context.Context, args []string, out *output) error 
 	p, err := a.proof(ctx, seq)
 	if errors.Is(err, audit.ErrNoCheckpoint) && a.file == "" {
 		// It is younger than the newest checkpoint: the server makes one.
-		if err := newLocal(a.conf).call(ctx, "POST", "/v1/audit/checkpoint", nil, nil); err != nil {
+		l, err := operator(a.conf)
+		if err == nil {
+			err = l.call(ctx, "POST", "/v1/audit/checkpoint", nil, nil)
+		}
+		if err != nil {
 			return fmt.Errorf("entry %d is newer than each checkpoint, and none can be made now: %w", seq, err)
 		}
 		p, err = a.proof(ctx, seq)

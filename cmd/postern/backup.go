@@ -17,7 +17,7 @@ import (
 func backupCommand() *command {
 	var c Config
 	return &command{
-		use: "backup FILE", short: "copy the database",
+		use: "backup FILE", at: onThisMachine, short: "copy the database",
 		long: `
 Writes a consistent copy of the SQLite database to FILE, which must not exist,
 while the server goes on. Then copy these from the data directory: blobs (sealed

@@ -34,6 +34,7 @@ type command struct {
 	early func(flags *pflag.FlagSet, args []string) error
 	run   runner // nil for a command with others below it
 
+	at      place   // what it acts on; see [place]
 	section section // of the overview; only for commands directly below postern
 	hidden  bool    // not listed; it works
 
@@ -172,6 +173,9 @@ func (c *command) build() *cobra.Command {
 			if err := c.early(cmd.Flags(), args); err != nil {
 				return err
 			}
+		}
+		if err := c.at.reachable(); err != nil {
+			return err
 		}
 		sources, err := settle(cmd.Flags())
 		if err != nil {

@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -140,18 +139,9 @@ func failure(resp *http.Response, body []byte) error {
 // and as its operator otherwise.
 func onServer(c *Config, f func(ctx context.Context, l *local, args []string, out *output) error) runner {
 	return func(ctx context.Context, args []string, out *output) error {
-		l := newLocal(*c)
-		var err error
-		switch {
-		case os.Getenv(sessionVariable) != "":
-			if l, err = (&keyed{conf: *c}).client(sessionVariable); err != nil {
-				return err
-			}
-			l.ended = errSession
-		case os.Getenv(projectVariable) != "":
-			if l, err = (&keyed{conf: *c}).client(projectVariable); err != nil {
-				return err
-			}
+		l, err := asCaller(*c)
+		if err != nil {
+			return err
 		}
 		return l.explain(f(ctx, l, args, out))
 	}

@@ -37,7 +37,7 @@ func configCommand() *command {
 		use: "config", short: "check and show the configuration", long: configHelp,
 		below: []*command{
 			{
-				use: "check [FILE]", short: "check a configuration file, without starting anything",
+				use: "check [FILE]", at: onFiles, short: "check a configuration file, without starting anything",
 				example: "postern config check /etc/postern/postern.yaml",
 				flags:   c.flags,
 				early: func(flags *pflag.FlagSet, args []string) error {
@@ -52,7 +52,7 @@ func configCommand() *command {
 				run: func(_ context.Context, _ []string, out *output) error { return checkConfig(&c, out) },
 			},
 			{
-				use: "show", short: "show every setting and where its value comes from", lists: true,
+				use: "show", at: onFiles, short: "show every setting and where its value comes from", lists: true,
 				example: "postern config show\nPOSTERN_EGRESS=allow postern config show --json",
 				flags:   c.flags,
 				run: func(_ context.Context, args []string, out *output) error {

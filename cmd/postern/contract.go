@@ -33,7 +33,7 @@ a trial run. docs/reference/contract.md describes the format.`,
   postern contract put report.yaml`,
 		below: append([]*command{
 			{
-				use: "init [FILE]", short: "write a contract with a comment for each field",
+				use: "init [FILE]", at: onFiles, short: "write a contract with a comment for each field",
 				long: `
 Writes a valid contract with a comment for each field to FILE or standard output. FILE
 must not exist. The contract is named after the file.`,
@@ -41,7 +41,7 @@ must not exist. The contract is named after the file.`,
 				run:     t.start,
 			},
 			{
-				use: "check FILE...", short: "check contracts for errors", lists: true,
+				use: "check FILE...", at: onFiles, short: "check contracts for errors", lists: true,
 				long: `
 Prints each error with its line, and warns about clauses that allow more than they
 seem to. A clause that cannot be enforced is an error. The exit status is 1 if a file
@@ -54,14 +54,14 @@ secret "*", inbox "*", and "/" in files.read and files.write. - is standard inpu
 				run: t.check,
 			},
 			{
-				use: "explain FILE", short: "print what a contract allows, in sentences", facts: true,
+				use: "explain FILE", at: onFiles, short: "print what a contract allows, in sentences", facts: true,
 				long: `
 Prints a sentence or two for each clause, also for clauses that allow nothing. A person
 who reviews a run reads the same sentences.`,
 				example: "postern contract explain report.yaml", run: t.explain,
 			},
 			{
-				use: "diff A B", short: "print whether contract B is wider than A, and where", facts: true,
+				use: "diff A B", at: onFiles, short: "print whether contract B is wider than A, and where", facts: true,
 				long: `
 Compares two contracts clause by clause. The exit status is 0 if B allows nothing that A
 does not, and 1 if B is wider. A pattern of B that cannot be shown to lie within one of A
@@ -69,7 +69,7 @@ counts as wider. If A is a boundary, the answer says whether a run of B would be
 				example: "postern contract diff boundary.yaml report.yaml", run: t.diff,
 			},
 			{
-				use: "test FILE [flags] [--] [COMMAND [ARGUMENT...]]", short: "print whether a contract allows a command, a path or a host", facts: true,
+				use: "test FILE [flags] [--] [COMMAND [ARGUMENT...]]", at: onFiles, short: "print whether a contract allows a command, a path or a host", facts: true,
 				long: `
 Prints for the COMMAND and each flag whether the contract allows it, and by which clause.
 A COMMAND without a slash means the template's program of that name. The exit status is
@@ -87,7 +87,7 @@ A COMMAND without a slash means the template's program of that name. The exit st
 				run: t.test,
 			},
 			{
-				use: "schema", short: "print the JSON Schema of contracts",
+				use: "schema", at: onFiles, short: "print the JSON Schema of contracts",
 				long: `
 Prints the JSON Schema (draft 2020-12), for editors. It describes the form. Whether a
 clause can be enforced, only "postern contract check" tells.`,

@@ -40,7 +40,7 @@ func loginCommand() *command {
 	var p personal
 	var stepUp bool
 	return &command{
-		use: "login NAME", short: "sign in as a person and print the session",
+		use: "login NAME", at: byItself, short: "sign in as a person and print the session",
 		long: `
 Asks for the password, and for a code of the authenticator app (or a recovery
 code) if the account has a second factor, and prints the token of a session to

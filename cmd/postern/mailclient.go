@@ -181,14 +181,15 @@ func collect[T any](list iter.Seq2[T, error]) ([]T, error) {
 func first(texts ...string) string { return printable(cmp.Or(texts...)) }
 
 // either is a command's function that shows the inbox's key if there is one in
-// the environment, and is the operator's otherwise. Its path is the inbox's, or
+// the environment, and is [onServer] otherwise. Its path is the inbox's, or
 // /v1 for all of the project.
 func (k *keyed) either(f func(ctx context.Context, l *local, path string, args []string, out *output) error) runner {
 	return func(ctx context.Context, args []string, out *output) error {
 		if os.Getenv(keyVariable) != "" {
 			return k.withKey(f)(ctx, args, out)
 		}
-		l := newLocal(k.conf)
-		return l.explain(f(ctx, l, "/v1", args, out))
+		return onServer(&k.conf, func(ctx context.Context, l *local, args []string, out *output) error {
+			return f(ctx, l, "/v1", args, out)
+		})(ctx, args, out)
 	}
 }

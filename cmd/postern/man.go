@@ -14,7 +14,7 @@ import (
 // manCommand is hidden: packages and "make" run it, and nobody else.
 func manCommand() *command {
 	return &command{
-		use: "man DIR", short: "write manual pages to a directory", hidden: true,
+		use: "man DIR", at: onFiles, short: "write manual pages to a directory", hidden: true,
 		long: `Writes a manual page of section 1 for each command to DIR, which must exist.`,
 		run: func(_ context.Context, args []string, out *output) error {
 			dir, err := oneArg(args, "DIR")

@@ -33,6 +33,7 @@ func mcpCommand() *command {
 	var config bool
 	return &command{
 		use:   "mcp",
+		at:    byItself,
 		short: "give a desktop program the tools of a server, over standard input and output",
 		long: `
 Speaks the Model Context Protocol over standard input and output to a program

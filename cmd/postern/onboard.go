@@ -34,7 +34,7 @@ type onboarding struct {
 func onboardCommand() *command {
 	n := &onboarding{}
 	return &command{
-		use: "onboard", short: "set a server up, step by step",
+		use: "onboard", at: onThisMachine, short: "set a server up, step by step",
 		long: `
 Asks for what a server needs, writes it to postern.yaml in the data directory,
 which "postern up" reads (or to /etc/postern/postern.yaml, if that is the one in

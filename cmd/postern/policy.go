@@ -87,9 +87,9 @@ cannot be evaluated never lets anything through. docs/reference/policy.md tells 
 		below: []*command{
 			{use: "show [VERSION]", short: "print the policy in force, or an earlier version", facts: true, run: onServer(p.show)},
 			{use: "history", short: "list the versions, with their authors and approvers", lists: true, run: onServer(p.history)},
-			{use: "check FILE", short: "check a policy for errors", run: p.check},
+			{use: "check FILE", at: onFiles, short: "check a policy for errors", run: p.check},
 			{
-				use: "test TESTS", short: "run tests against a policy",
+				use: "test TESTS", at: byItself, short: "run tests against a policy",
 				flags: func(fs *pflag.FlagSet) {
 					fs.StringVar(&p.policy, "policy", "", "the policy's `file`; empty means what holds on the server")
 				},
@@ -211,7 +211,10 @@ func (p *policyTool) document(ctx context.Context) (*policy.Document, error) {
 		}
 		text = b
 	} else {
-		l := newLocal(p.conf)
+		l, err := asCaller(p.conf)
+		if err != nil {
+			return nil, err
+		}
 		v, err := l.policy(ctx, "")
 		err = l.explain(err)
 		if err != nil {

@@ -16,7 +16,7 @@ func setupCommand() *command {
 	var c Config
 	var project string
 	return &command{
-		use: "setup", short: "print a link with which a person makes an account",
+		use: "setup", at: onThisMachine, short: "print a link with which a person makes an account",
 		long: `
 Prints the path of a one-time link below the server's address. Whoever opens it
 first, within a day, makes an account that decides what may leave: give it only
@@ -52,6 +52,9 @@ to that person. A link that was made before stays valid until it is used.`,
 
 // inDatabase runs f in the database of a server that may be running or not.
 func inDatabase(ctx context.Context, c Config, f func(*store.Tx, auth.Principal) error) error {
+	if err := onThisMachine.reachable(); err != nil {
+		return err
+	}
 	db, err := store.Open(ctx, c.source(), "postern "+revision())
 	if err != nil {
 		return err

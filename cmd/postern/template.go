@@ -38,6 +38,9 @@ type templates struct {
 
 // own opens the cache of the server's own templates. The caller closes it.
 func (t *templates) own(out *output) (*template.Cache, error) {
+	if err := onThisMachine.reachable(); err != nil {
+		return nil, err
+	}
 	g, err := guest()
 	if err != nil {
 		return nil, err

@@ -72,6 +72,7 @@ func upCommand() *command {
 	var c Config
 	return &command{
 		use:   "up",
+		at:    onThisMachine,
 		short: "run the server",
 		long: `
 Runs the whole of Postern in this process until SIGTERM or Ctrl-C: the API that

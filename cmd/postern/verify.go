@@ -23,6 +23,7 @@ func verifyMessageCommand() *command {
 	var keys, recipient string
 	return &command{
 		use:   "verify-message FILE",
+		at:    onFiles,
 		short: "check who let a message go",
 		long: `
 Checks the signed statement (header Postern-Statement) of a message in FILE, or

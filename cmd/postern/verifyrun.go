@@ -30,6 +30,7 @@ func verifyRunCommand() *command {
 	var t runCheck
 	return &command{
 		use:   "verify-run FILE",
+		at:    onFiles,
 		short: "check the signed statement of a run",
 		long: `
 Checks the statement of a run in FILE ("-" is standard input), as "postern runs

@@ -15,7 +15,7 @@ var stamp string
 
 func versionCommand() *command {
 	return &command{
-		use: "version", short: "print the version", facts: true,
+		use: "version", at: onFiles, short: "print the version", facts: true,
 		long: `Prints the version of Postern, of Go, and of the gVisor inside. Postern's is the
 tag it was built from, or the last tag with the number of commits since and the
 commit, or the commit alone; "dirty" means that files were changed. A build from
