@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -161,15 +160,16 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	if err != nil {
 		return fmt.Errorf("--sandbox-uids: %w", err)
 	}
-	var program *os.File
+	d.runtime = sandbox.Absent{}
 	if d.conf.runsSandboxes() {
-		if program, err = sandboxProgram(); err != nil {
+		program, err := sandboxProgram()
+		if err != nil {
 			return err
 		}
-	}
-	d.runtime, err = gvisor.New(d.log, gvisor.Config{StateDir: filepath.Join(d.conf.Data, "sandboxes"), Program: program, IDs: users, Output: d.logbook.Writer, Launchers: 2}) //nolint:contextcheck // what it removes of an earlier process has a time limit of its own
-	if err != nil {
-		return err
+		d.runtime, err = gvisor.New(d.log, gvisor.Config{StateDir: filepath.Join(d.conf.Data, "sandboxes"), Program: program, IDs: users, Output: d.logbook.Writer, Launchers: 2}) //nolint:contextcheck // what it removes of an earlier process has a time limit of its own
+		if err != nil {
+			return err
+		}
 	}
 	var links sandbox.Keeper
 	var prepare []string

@@ -147,10 +147,13 @@ type Config struct {
 	LogLevel string // debug, info, warn or error
 }
 
+// defaultCache is where templates are, unless the operator says otherwise.
+const defaultCache = "/var/cache/postern"
+
 // flags declares the flags.
 func (c *Config) flags(fs *pflag.FlagSet) {
 	c.location(fs)
-	pathVar(fs, &c.Cache, "cache", "/var/cache/postern", "`directory` for templates; several servers may share it")
+	pathVar(fs, &c.Cache, "cache", defaultCache, "`directory` for templates; several servers may share it")
 	fs.StringVar(&c.Listen, "listen", "127.0.0.1:3000", "HTTP `address` of API, proxy, MCP and console")
 	fs.StringVar(&c.SMTP, "smtp", defaultSMTP, "`address` on which mail arrives")
 	fs.StringVar(&c.Submission, "submission", "auto", "`address` on which programs submit mail with the key of an inbox, after STARTTLS, such as :587; empty means none (auto: 127.0.0.1:2587, or none where --smtp is set)")

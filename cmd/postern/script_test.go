@@ -74,7 +74,12 @@ func startServer(t *testing.T) (data, url string) {
 	t.Helper()
 	data = t.TempDir()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	cmd := exec.CommandContext(ctx, "postern", "gateway", "start", "--data", data, "--cache", t.TempDir(), "--sandboxes=off", "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0")
+	return data, serve(t, exec.CommandContext(ctx, "postern", "gateway", "start", "--data", data, "--cache", t.TempDir(), "--sandboxes=off", "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0"), cancel)
+}
+
+// serve starts a server, which cancel ends, and returns its address.
+func serve(t *testing.T, cmd *exec.Cmd, cancel func()) (url string) {
+	t.Helper()
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 20 * time.Second
 	cmd.Stderr = t.Output()
@@ -95,11 +100,11 @@ func startServer(t *testing.T) (data, url string) {
 			url = strings.TrimSpace(after)
 		}
 		if strings.Contains(in.Text(), linkFile) {
-			return data, url
+			return url
 		}
 	}
 	t.Fatalf("the server did not start: %v", in.Err())
-	return "", ""
+	return ""
 }
 
 func readFile(t *testing.T, name string) []byte {

@@ -74,7 +74,7 @@ postern template inspect base --spdx > base.spdx.json
 postern template import app.tar --name app`,
 		flags: func(fs *pflag.FlagSet) {
 			t.c.location(fs)
-			pathVar(fs, &t.c.Cache, "cache", "/var/cache/postern", "`directory` for the server's own templates")
+			pathVar(fs, &t.c.Cache, "cache", defaultCache, "`directory` for the server's own templates")
 		},
 		below: []*command{t.listCommand(), t.inspectCommand(), t.buildCommand(), t.exportCommand(), t.importCommand(), t.publishCommand(), t.deleteCommand(), t.pruneCommand()},
 	}

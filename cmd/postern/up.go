@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 
 	"postern/internal/audit"
 	"postern/internal/build"
@@ -99,7 +100,8 @@ person approved leaves for other domains only with --deliver=mx, --relay or
 Several servers may share a PostgreSQL database (--database), the file
 server.key, and the directories blobs, artifacts and runs. One of them runs
 sandboxes; the others are started with --sandboxes=off. A second one that would
-is refused, and so is one with files of its own.
+is refused, and so is one with files of its own. Sandboxes need root; a server
+with --sandboxes=off does not.
 
 A database or data directory that is a copy (a restored backup, a clone of a
 machine) sends nothing that was approved in it: people are asked again.
@@ -201,7 +203,7 @@ type daemon struct {
 	gmailSignIns *gmail.SignIns
 	traces       *tracing.Recorder
 
-	runtime *gvisor.Runtime
+	runtime sandbox.Runtime
 	hold    *store.Hold      // on the sandboxes of the database; nil without sandboxes
 	server  string           // id by which the database knows whose sandboxes are whose
 	lineage *lineage.Lineage // what tells this database from a copy
@@ -239,11 +241,18 @@ func up(ctx context.Context, c Config, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	// First: what fails for want of root otherwise names a directory of no importance.
+	if c.runsSandboxes() && os.Geteuid() != 0 {
+		return errors.New("sandboxes need root, to make cgroups and namespaces: run postern up as root, or with --sandboxes=off for mail and people alone, which needs no root")
+	}
 	if err := withoutCore(); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(c.Data, 0o700); err != nil {
-		return fmt.Errorf("make data directory: %w", err)
+		return fmt.Errorf("make data directory: %w; --data names another one", err)
+	}
+	if !c.runsSandboxes() && c.Cache == defaultCache {
+		c.Cache = filepath.Join(c.Data, "cache") // there are no templates to share, and the default is root's
 	}
 	unlock, err := lockData(c.Data)
 	if err != nil {
