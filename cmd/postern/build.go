@@ -288,7 +288,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 	}
 	d.notary = notary.New(d.log, d.ring, public)
 	d.console = console.New(d.log, d.db, d.gate, d.fleet, d.post, d.doms, console.Config{
-		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people, Book: d.book, Hooks: d.hooks, Secrets: d.secrets, Permits: d.permits,
+		Hosts: consoleHosts(d.conf, lis.web.Addr().String(), lis.tlsPort()), Secure: d.conf.HTTPS || d.conf.ListenTLS != "", People: d.people, Book: d.book, Hooks: d.hooks, Secrets: d.secrets, Permits: d.permits, Ceiling: d.conf.ceiling(),
 		Prompt: d.prompt, Record: d.record, RecordKeys: d.recordKeys, Notify: d.notify, OAuth: d.oauth, Runs: d.runs, RunFiles: d.exports, RunReports: d.prover,
 		Mailboxes: d.mailboxes, Gmail: d.gmailSignIns, Data: d.conf.Data, KeepPaused: d.conf.KeepPaused, Commands: d.commands, Builds: d.builds,
 		Inside:  orders.Record(d.fleet.Transport(), d.commands, admission.ViaConsole),

@@ -39,6 +39,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/people"
 	"postern/internal/permit"
+	"postern/internal/policy"
 	"postern/internal/rulebook"
 	"postern/internal/sandbox"
 	"postern/internal/secret"
@@ -73,6 +74,8 @@ type Config struct {
 	// Permits are the permits that people have given sandboxes for a time; nil means that
 	// there are none.
 	Permits *permit.Register
+	// Ceiling is the most that sandboxes may connect to, as the wall has it.
+	Ceiling policy.Ceiling
 	// Runs are the runs of all projects; nil means that the server makes none.
 	Runs Runs
 	// RunFiles and RunReports are the results of runs; nil means that nothing is kept.

@@ -19,6 +19,7 @@ import (
 	"postern/internal/console"
 	"postern/internal/mail"
 	"postern/internal/oversight"
+	"postern/internal/permit"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 	"postern/internal/store"
@@ -734,6 +735,39 @@ func TestSandboxes(t *testing.T) {
 	if _, e := f.verbs("sandbox.killed"); e.Actor != "person:ann" {
 		t.Errorf("the record says that %q did it", e.Actor)
 	}
+}
+
+// TestSandboxPageSaysWhatItMayReach creates sandboxes that ask for more than the server
+// opens: the page says what the wall does.
+func TestSandboxPageSaysWhatItMayReach(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	page := func(e policy.Egress) (id, body string) {
+		s, err := f.fleet.Create(t.Context(), f.project, sandbox.Request{Template: "base", Options: sandbox.Options{Timeout: time.Hour}, Egress: e})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.ID, f.get("/console/sandboxes/" + s.ID).body
+	}
+	_, body := page(policy.Egress{Internet: true})
+	contains(t, "a server with a list", body, "It may reach: <bdi>example.com (it asked for the Internet, which the server does not open")
+	_, body = page(policy.Egress{AllowOut: []string{"other.test"}})
+	contains(t, "beyond the list", body, "It may reach: <bdi>nothing (it asked for more")
+	id, body := page(policy.Egress{})
+	contains(t, "nothing", body, "It may reach: <bdi>nothing</bdi>")
+	if strings.Contains(body, "the Internet") {
+		t.Error("the page of a sandbox that reaches nothing speaks of the Internet")
+	}
+	err := f.db.Update(t.Context(), func(tx *store.Tx) error {
+		_, err := f.permits.Add(t.Context(), tx, permit.Permit{
+			Project: f.project.Project, Sandbox: id, Kind: permit.Network, Hosts: []string{"api.test"}, Created: time.Now(), Until: time.Now().Add(time.Hour), Action: "act_x", Decider: "person:ann",
+		})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	contains(t, "a permit", f.get("/console/sandboxes/"+id).body, "by permits of people, for now, api.test")
 }
 
 func TestRecord(t *testing.T) {

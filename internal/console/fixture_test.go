@@ -305,7 +305,7 @@ func setupOn(t testing.TB, l net.Listener, db *store.DB) *fixture {
 		t.Fatal(err)
 	}
 	f.oauth = oauth.New(log, f.db, f.post, oauth.Config{Site: site.Site{Hosts: []string{"127.0.0.1", "example.com", "localhost", "postern.test", "console.test"}}})
-	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Casts: f.casts, Mailboxes: f.mailboxes, Data: f.data(), Commands: f.commands, Builds: f.builds, Notify: f.notify})
+	f.console = console.New(log, f.db, f.gate, f.fleet, f.post, f.domains, console.Config{Hosts: []string{l.Addr().String(), "console.test"}, People: f.people, Book: book, Hooks: hooks, Secrets: secrets, Permits: f.permits, Ceiling: policy.Ceiling{Allow: []string{"example.com"}}, Runs: f.runs, RunFiles: shelf{f.runs}, RunReports: f.runs, Record: f.record, RecordKeys: f.recordKeys, OAuth: f.oauth, Casts: f.casts, Mailboxes: f.mailboxes, Data: f.data(), Commands: f.commands, Builds: f.builds, Notify: f.notify})
 	f.handler = f.console.Handler()
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f.handler, ReadHeaderTimeout: time.Minute}}
 	s.Start()

@@ -15,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	"postern/internal/auth"
+	"postern/internal/permit"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
 )
@@ -51,15 +52,57 @@ func (l listedSandbox) Self() string { return "sandbox:" + l.ID }
 // From returns the template as the sandbox's creator named it.
 func (l listedSandbox) From() string { return or(l.Asked, l.Template) }
 
-// Reach summarizes the network access that the sandbox requested.
-func (l listedSandbox) Reach() string {
-	if l.Egress.Internet {
-		return "the Internet" + except(l.Egress)
+// reach says where the sandbox may connect to: what it asked for, as far as the operator's
+// ceiling has it, and what people have permitted for now.
+func (s sandboxHandlers) reach(ctx context.Context, l listedSandbox) (string, error) {
+	r, err := policy.ReachOf(l.Egress, s.conf.Ceiling)
+	if err != nil {
+		return "", fmt.Errorf("reach of sandbox %s: %w", l.ID, err)
 	}
-	if n := len(l.Egress.AllowOut); n > 0 {
-		return strings.Join(l.Egress.AllowOut[:min(n, 3)], ", ") + more(n-3)
+	var parts []string
+	switch {
+	case r.Internet:
+		parts = append(parts, "the Internet"+except(r.Except))
+	case len(r.Hosts) > 0:
+		parts = append(parts, few(r.Hosts)+except(r.Except))
 	}
-	return "none"
+	if len(r.Packages) > 0 {
+		parts = append(parts, "packages of "+few(r.Packages))
+	}
+	if s.conf.Permits != nil && l.Live() {
+		list, err := s.conf.Permits.List(ctx, l.Principal(), permit.Query{Kind: permit.Network})
+		if err != nil {
+			return "", err
+		}
+		var hosts []string
+		for _, p := range list {
+			for _, h := range p.Hosts {
+				if !slices.Contains(hosts, h) {
+					hosts = append(hosts, h)
+				}
+			}
+		}
+		if len(hosts) > 0 {
+			parts = append(parts, "by permits of people, for now, "+few(hosts))
+		}
+	}
+	out := strings.Join(parts, "; ")
+	if out == "" {
+		out = "nothing"
+	}
+	if r.Withheld {
+		asked := "more"
+		if l.Egress.Internet {
+			asked = "the Internet"
+		}
+		out += " (it asked for " + asked + ", which the server does not open: --egress, --egress-allow)"
+	}
+	return out, nil
+}
+
+// few joins the first of a list.
+func few(list []string) string {
+	return strings.Join(list[:min(len(list), 3)], ", ") + more(len(list)-3)
 }
 
 // Age returns how long the sandbox has existed, or had existed when it ended.
@@ -99,11 +142,11 @@ func spent(d time.Duration) string {
 	return fmt.Sprintf("%d days", d/(24*time.Hour))
 }
 
-func except(e policy.Egress) string {
-	if len(e.DenyOut) == 0 {
+func except(denied []string) string {
+	if len(denied) == 0 {
 		return ""
 	}
-	return " except " + strings.Join(e.DenyOut[:min(len(e.DenyOut), 3)], ", ") + more(len(e.DenyOut)-3)
+	return " except " + few(denied)
 }
 
 func more(n int) string {

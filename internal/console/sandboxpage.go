@@ -30,6 +30,7 @@ type sandboxPage struct {
 	listedSandbox
 	Notice string
 	Done   string // outcome of a form
+	Reach  string // where it may connect to
 
 	Waits  []oversight.Action // actions of the sandbox that wait for a person
 	Charts []chart
@@ -64,6 +65,9 @@ func (s sandboxHandlers) showSandbox(w http.ResponseWriter, r *http.Request, who
 	}
 	ctx := r.Context()
 	v := sandboxPage{listedSandbox: l, Notice: notice, Done: doneWords[r.URL.Query().Get("done")]}
+	if v.Reach, err = s.reach(ctx, l); err != nil {
+		return err
+	}
 	if v.Waits, err = s.waitsOf(ctx, who, l.ID); err != nil {
 		return err
 	}
