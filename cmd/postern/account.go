@@ -70,7 +70,7 @@ func accountCommand() *command {
 					}
 					rows := [][]string{{"ID", "NAME", "INBOXES", "MADE", "USED"}}
 					for _, a := range list {
-						rows = append(rows, []string{a.ID, cell(a.Name), strconv.Itoa(a.Inboxes), ago(a.CreatedAt), agoOrNever(a.UsedAt)})
+						rows = append(rows, []string{a.ID, cell(a.Name), strconv.Itoa(a.Inboxes), ago(a.CreatedAt), usedAgo(a.UsedAt, keyUses)})
 					}
 					return out.rows(list, rows)
 				}),

@@ -17,6 +17,8 @@ import (
 const (
 	keyFile  = "project.key" // the project's key, and nothing else
 	linkFile = "setup.link"  // the link to create the first account
+
+	pagesFile = "console.url" // where the server's pages were reached when it last started
 )
 
 // announce tells the operator where everything is. Secrets are printed only on a
@@ -25,6 +27,10 @@ const (
 func announce(out io.Writer, c Config, lis *listeners, f firstStart) error {
 	base, pages := "http://"+reachable(lis.web.Addr(), c.Hosts), lis.pages(c)
 	link := fmt.Sprintf("%s/console/setup?token=%s", pages, f.setup.Reveal())
+	// For postern setup, which works while no server runs.
+	if err := store.WriteFile(filepath.Join(c.Data, pagesFile), []byte(c.pages(lis)+"\n"), 0o600); err != nil {
+		return err
+	}
 	secret := isTerminal(out)
 	if !secret {
 		if err := writeSecrets(c.Data, f, link); err != nil {

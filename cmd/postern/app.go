@@ -34,7 +34,7 @@ func appCommand() *command {
 						for _, s := range a.Scopes {
 							scopes = append(scopes, string(s))
 						}
-						rows = append(rows, []string{a.ID, cell(a.Name), cell(a.ReturnsTo), a.Address, strings.Join(scopes, ","), ago(a.CreatedAt), agoOrNever(a.UsedAt)})
+						rows = append(rows, []string{a.ID, cell(a.Name), cell(a.ReturnsTo), a.Address, strings.Join(scopes, ","), ago(a.CreatedAt), usedAgo(a.UsedAt, keyUses)})
 					}
 					return out.rows(list, rows)
 				}),

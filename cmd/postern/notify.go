@@ -63,6 +63,12 @@ func (c *Notices) validate(out *Config, bad func(flag, format string, args ...an
 	}
 }
 
+// pages returns the URL at which people reach this server, for links in mail and those that
+// commands print.
+func (c *Config) pages(lis *listeners) string {
+	return strings.TrimSuffix(cmp.Or(c.Notices.URL, c.PublicURL, lis.pages(*c)), "/")
+}
+
 // newNotifier returns the notifier. There is one even if no flag configures a channel,
 // because Slack, Teams and browsers are set up in the console.
 func (d *daemon) newNotifier(lis *listeners, transport delivery.Transport) (*notify.Notifier, error) {
@@ -72,7 +78,7 @@ func (d *daemon) newNotifier(lis *listeners, transport delivery.Transport) (*not
 		return nil, err
 	}
 	return notify.New(d.log, d.db, d.gate, notify.Config{
-		Base: cmp.Or(c.URL, d.conf.PublicURL, lis.pages(d.conf)), Style: console.Style(),
+		Base: d.conf.pages(lis), Style: console.Style(),
 		From: c.From, Transport: transport, Serves: d.serves, Sign: d.signNotice,
 		TelegramToken: auth.Secret(c.TelegramToken), TelegramURL: c.TelegramURL, TelegramOmitContent: c.TelegramFacts, Resolver: d.resolver,
 		SlackURL: c.SlackURL, Rules: d.book, Box: box, Private: d.conf.WebhookPrivate,

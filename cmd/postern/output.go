@@ -220,6 +220,24 @@ func agoOrNever(t *time.Time) string {
 	return ago(*t)
 }
 
+// Resolutions of what the server keeps of uses: it records no second use within them.
+const (
+	secretUses = time.Minute
+	keyUses    = 10 * time.Minute
+)
+
+// usedAgo is [agoOrNever] for a last use, which is known to a resolution: a later one
+// within it was not recorded.
+func usedAgo(t *time.Time, resolution time.Duration) string {
+	if t != nil && !t.IsZero() && time.Since(*t) < resolution {
+		if resolution == time.Minute {
+			return "in the last minute"
+		}
+		return fmt.Sprintf("in the last %d min", int(resolution.Minutes()))
+	}
+	return agoOrNever(t)
+}
+
 // in returns how long after now t is, for a list, or "never".
 func in(t *time.Time) string {
 	if t == nil || t.IsZero() {

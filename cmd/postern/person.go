@@ -172,9 +172,13 @@ func noPerson(err error, name string) error {
 	return notFoundAs(err, "there is nobody called %q; postern person list shows who there is", name)
 }
 
-// printLink shows a link, which is not shown again: its path goes below the console's address.
+// printLink shows a link, which is not shown again.
 func printLink(out *output, v api.Invitation, what string) error {
-	_, err := fmt.Fprintf(out, "%s\nThis is the link for %s, below the console's address, until %s:\n  %s\n", v.ID, what, v.ExpiresAt.Local().Format("2006-01-02 15:04"), v.Path)
+	link, where := v.URL, ""
+	if link == "" { // a server that does not say where it is
+		link, where = v.Path, ", below the console's address"
+	}
+	_, err := fmt.Fprintf(out, "%s\nThis is the link for %s%s, until %s:\n  %s\n", v.ID, what, where, v.ExpiresAt.Local().Format("2006-01-02 15:04"), printable(link))
 	return err
 }
 

@@ -2,8 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -43,7 +47,14 @@ to that person. A link that was made before stays valid until it is used.`,
 				if err := audit.Append(ctx, tx, who, audit.SetupCreate, who.Project, nil); err != nil {
 					return err
 				}
-				_, err = fmt.Fprintf(out, "/console/setup?token=%s\n", token.Reveal())
+				base, err := os.ReadFile(filepath.Join(c.Data, pagesFile))
+				if err != nil && !errors.Is(err, fs.ErrNotExist) {
+					return fmt.Errorf("read the console's address: %w", err)
+				}
+				if len(base) == 0 {
+					fmt.Fprintln(os.Stderr, "This is below the console's address; postern up prints that.")
+				}
+				_, err = fmt.Fprintf(out, "%s/console/setup?token=%s\n", printable(strings.TrimSpace(string(base))), token.Reveal())
 				return err
 			})
 		},

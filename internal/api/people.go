@@ -68,6 +68,9 @@ type Invitation struct {
 	CreatedAt *time.Time `json:"created_at"` // nil: not known
 	ExpiresAt time.Time  `json:"expires_at"`
 	Path      string     `json:"path,omitempty"` // of the link, below the console's address; only in the answer that created it
+	// URL is the whole link, at the address that the operator configured or where the
+	// server listens; only in the answer that created it.
+	URL string `json:"url,omitempty"`
 }
 
 // An InvitationList is the open invitations.

@@ -133,6 +133,7 @@ var funcs = template.FuncMap{
 	"exit":          exit,
 	"lines":         lines,
 	"ago":           func(t time.Time) string { return ago(time.Since(t)) },
+	"used":          used,
 	"until":         untilTime,
 	"utc":           func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
 	"stamp":         func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") },
@@ -255,6 +256,19 @@ func ago(d time.Duration) string {
 		return "just now"
 	}
 	return span(d) + " ago"
+}
+
+// used says when something was last used, of which uses within so many minutes of another
+// are not recorded.
+func used(minutes int, t time.Time) string {
+	d := time.Since(t)
+	switch {
+	case d >= time.Duration(minutes)*time.Minute:
+		return ago(d)
+	case minutes == 1:
+		return "in the last minute"
+	}
+	return fmt.Sprintf("in the last %d min", minutes)
 }
 
 func until(d time.Duration) string {

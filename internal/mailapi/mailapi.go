@@ -22,6 +22,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"postern/internal/api"
 	"postern/internal/audit"
@@ -104,6 +105,9 @@ type Config struct {
 	Offered func(who auth.Principal) []string
 	OAuth   *oauth.Server  // connects programs; nil means that none connect
 	Gmail   *gmail.SignIns // nil means that this server connects no mailboxes at Gmail
+	// Console is the URL at which people reach the console's server, for links to it: what
+	// the operator configured, or where the server listens. Empty: links have a path alone.
+	Console string
 	// Prompt returns the sentence by which an agent connects itself with a code. Nil: none
 	// is made.
 	Prompt func(code string) string
@@ -245,7 +249,7 @@ func (s *Server) table() []route {
 		accountServer{s.post}.routes(),
 		appServer{s.conf.OAuth}.routes(),
 		s.connect().routes(),
-		peopleServer{s.db, s.conf.People}.routes(),
+		peopleServer{s.db, s.conf.People, strings.TrimSuffix(s.conf.Console, "/")}.routes(),
 		s.lobster().routes(),
 		sendServer{a, slots, s.gate, s.post}.routes(),
 		deliveryServer{s.post}.routes(),
@@ -261,7 +265,7 @@ func (s *Server) openTable() []route {
 		unsubscribeServer{s.post}.routes(),
 		socketServer{access{s.post}, s.watcher(), s.log, keyAuth{s.db}}.routes(),
 		s.lobster().openRoutes(),
-		peopleServer{s.db, s.conf.People}.openRoutes(),
+		peopleServer{s.db, s.conf.People, strings.TrimSuffix(s.conf.Console, "/")}.openRoutes(),
 		s.connect().openRoutes(),
 	)
 }

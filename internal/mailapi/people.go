@@ -28,6 +28,7 @@ func (s peopleServer) openRoutes() []route {
 type peopleServer struct {
 	db     *store.DB
 	people *people.People
+	base   string // URL of the console's server, without a slash at its end; empty if it is not known
 }
 
 func (s peopleServer) routes() []route {
@@ -164,14 +165,18 @@ func (s peopleServer) invite(w http.ResponseWriter, r *http.Request, c caller) e
 	if err != nil {
 		return err
 	}
-	answerLink(w, v, token)
+	s.answerLink(w, v, token)
 	return nil
 }
 
 // answerLink shows a one-time link, this once.
-func answerLink(w http.ResponseWriter, v auth.Invitation, token auth.Secret) {
+func (s peopleServer) answerLink(w http.ResponseWriter, v auth.Invitation, token auth.Secret) {
 	out := invitationOf(v)
 	out.Path = "/console/setup?" + url.Values{"token": {token.Reveal()}}.Encode()
+	// The attack: a forged Host makes the link that somebody is sent lead to another server.
+	if s.base != "" {
+		out.URL = s.base + out.Path
+	}
 	answer(w, http.StatusCreated, out)
 }
 
@@ -233,6 +238,6 @@ func (s peopleServer) passwordLink(w http.ResponseWriter, r *http.Request, c cal
 	if err != nil {
 		return err
 	}
-	answerLink(w, v, token)
+	s.answerLink(w, v, token)
 	return nil
 }

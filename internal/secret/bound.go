@@ -128,9 +128,9 @@ func (s *Store) Open(ctx context.Context, who auth.Principal, id string) (inject
 	if err != nil {
 		return inject.Value{}, err
 	}
-	if now := time.Now(); now.Sub(used) > time.Minute {
+	if now := time.Now(); now.Sub(used) > UseResolution {
 		err := s.db.Update(ctx, func(tx *store.Tx) error {
-			_, err := tx.ExecContext(ctx, `update secret set last_used_at = $1 where id = $2 and last_used_at < $1`, store.Time(now.Truncate(time.Minute)), id)
+			_, err := tx.ExecContext(ctx, `update secret set last_used_at = $1 where id = $2 and last_used_at < $1`, store.Time(now), id)
 			return err
 		})
 		if err != nil {

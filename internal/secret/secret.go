@@ -100,7 +100,7 @@ type Secret struct {
 	CreatedBy string    // principal
 	Rotated   time.Time // when the value was last replaced; zero means never
 	Updated   time.Time
-	LastUsed  time.Time // to the minute; zero means never
+	LastUsed  time.Time // there may have been a later use, within [UseResolution]; zero means never
 
 	revision int64
 	sealed   []byte // the value, encrypted
@@ -413,10 +413,7 @@ func (s *Store) Get(ctx context.Context, who auth.Principal, idOrName string) (c
 		return Secret{}, err
 	}
 	err = s.db.View(ctx, func(tx *store.Tx) error {
-		if c, err = s.find(ctx, tx, who.Project, idOrName); err != nil {
-			return err
-		}
-		c.LastUsed, err = lastUsed(ctx, tx, c.ID)
+		c, err = s.find(ctx, tx, who.Project, idOrName)
 		return err
 	})
 	if err != nil {
@@ -491,7 +488,9 @@ func (s *Store) find(ctx context.Context, tx *store.Tx, project, idOrName string
 	if rows[0].revision == forged {
 		return rows[0], fmt.Errorf("secret %q: %w", rows[0].Name, ErrForged)
 	}
-	return rows[0], nil
+	// Also for who changes it: what a rotation answers would say "never" else.
+	rows[0].LastUsed, err = lastUsed(ctx, tx, rows[0].ID)
+	return rows[0], err
 }
 
 // forged is the revision of a row whose seal does not hold.
@@ -521,6 +520,10 @@ func (s *Store) rows(ctx context.Context, tx *store.Tx, where string, args ...an
 	}
 	return out, nil
 }
+
+// UseResolution is how long after a recorded use of a secret no other is recorded: a use
+// on each request would be a write on each request.
+const UseResolution = time.Minute
 
 // lastUsed returns when a secret was last used. The column is not sealed.
 func lastUsed(ctx context.Context, tx *store.Tx, id string) (time.Time, error) {

@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"postern/internal/audit"
 	"postern/internal/auth"
@@ -102,17 +103,18 @@ func TestSecretsKeepTheirValue(t *testing.T) {
 		if _, err := f.s.Create(ctx, f.key, "github-token", secret.Plain, secret.Value{Text: canary}, secret.Settings{}); !errors.Is(err, secret.ErrExists) {
 			t.Errorf("a second one of the name: %v, want %v", err, secret.ErrExists)
 		}
+		before := time.Now().Truncate(time.Microsecond)
 		v, err := f.s.Open(ctx, f.sandbox, c.ID)
 		if err != nil || string(v.Value) != canary || v.AccessKey != "" || len(v.SessionToken) != 0 {
 			t.Errorf("opened %d bytes, %v", len(v.Value), err)
 		}
 		got, err := f.s.Get(ctx, f.viewer, c.ID)
-		if err != nil || got.LastUsed.IsZero() {
-			t.Errorf("last used %v, %v, want a time", got.LastUsed, err)
+		if err != nil || got.LastUsed.Before(before) {
+			t.Errorf("last used %v, %v, want %v or later", got.LastUsed, err, before)
 		}
 		next := secret.Value{Text: canary + "-2"}
 		r, err := f.s.Update(ctx, f.key, "github-token", secret.Change{Value: &next})
-		if err != nil || r.Version != 2 || r.Rotated.IsZero() || len(r.Hosts) != 2 || r.Env != "GITHUB_TOKEN" {
+		if err != nil || r.Version != 2 || r.Rotated.IsZero() || len(r.Hosts) != 2 || r.Env != "GITHUB_TOKEN" || !r.LastUsed.Equal(got.LastUsed) {
 			t.Errorf("rotated %+v, %v", r, err)
 		}
 		v, err = f.s.Open(ctx, f.sandbox, c.ID)

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestPrintedLinksAreWhole has the server make links: they begin with its own address,
+// whatever a caller calls it.
+func TestPrintedLinksAreWhole(t *testing.T) {
+	if _, err := guest(); err != nil {
+		t.Fatal(err)
+	}
+	data, url := startServer(t)
+	whole := regexp.MustCompile(`(?m)^\s*` + regexp.QuoteMeta(url) + `/console/setup\?token=\S+$`)
+	for _, args := range [][]string{{"setup"}, {"person", "invite"}} {
+		cmd := exec.CommandContext(t.Context(), "postern", append(args, "--data", data)...)
+		out, err := cmd.CombinedOutput()
+		if err != nil || !whole.Match(out) {
+			t.Errorf("postern %s: %v\n%s\nwant a link below %s", strings.Join(args, " "), err, out, url)
+		}
+	}
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", filepath.Join(data, "postern.sock"))
+	}}}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://evil.example/v1/invitations", strings.NewReader(`{"role": "viewer"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Forwarded-Host", "evil.example")
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var v struct{ URL, Path string }
+	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil || v.URL != url+v.Path || v.Path == "" {
+		t.Errorf("the link is %q, %v; want it below %s", v.URL, err, url)
+	}
+	if b, err := os.ReadFile(filepath.Join(data, pagesFile)); err != nil || strings.TrimSpace(string(b)) != url {
+		t.Errorf("%s has %q, %v", pagesFile, b, err)
+	}
+}
+
+// TestUsesAreKnownToAResolution shows a last use that may be older than the last one.
+func TestUsesAreKnownToAResolution(t *testing.T) {
+	at := func(d time.Duration) *time.Time { v := time.Now().Add(-d); return &v }
+	for _, tt := range []struct {
+		t          *time.Time
+		resolution time.Duration
+		want       string
+	}{
+		{nil, secretUses, "never"},
+		{&time.Time{}, secretUses, "never"},
+		{at(50 * time.Second), secretUses, "in the last minute"},
+		{at(5 * time.Minute), secretUses, "5 min ago"},
+		{at(5 * time.Minute), keyUses, "in the last 10 min"},
+		{at(3 * time.Hour), keyUses, "3 h ago"},
+	} {
+		if got := usedAgo(tt.t, tt.resolution); got != tt.want {
+			t.Errorf("%v with %v: %q, want %q", tt.t, tt.resolution, got, tt.want)
+		}
+	}
+}
