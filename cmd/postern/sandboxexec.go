@@ -168,7 +168,7 @@ func (d *dataPlane) run(ctx context.Context, start *processpb.StartRequest, out 
 		d.kill(ctx, pid)
 		return errors.New("interrupted; the process was killed")
 	}
-	return inSandbox(cmp.Or(stream.Err(), io.ErrUnexpectedEOF))
+	return inSandbox(lost(cmp.Or(stream.Err(), io.ErrUnexpectedEOF)))
 }
 
 // ended returns the error that the end of a process is.
@@ -195,6 +195,15 @@ func (d *dataPlane) kill(ctx context.Context, pid uint32) {
 }
 
 // inSandbox explains an error of the data plane.
+// lost returns err, and for a stream that broke off in the middle what that means: the
+// library says which bytes are missing.
+func lost(err error) error {
+	if errors.Is(err, io.ErrUnexpectedEOF) || strings.Contains(err.Error(), "incomplete envelope") {
+		return errors.New("the sandbox ended, or the connection to it broke, before the command did: postern sandbox show ID says why, and the server's log if its disk is full")
+	}
+	return err
+}
+
 func inSandbox(err error) error {
 	if c, ok := errors.AsType[*connect.Error](err); ok {
 		return errors.New(printable(c.Message()))

@@ -73,8 +73,14 @@ func capture(ts *testscript.TestScript, _ bool, args []string) {
 func startServer(t *testing.T) (data, url string) {
 	t.Helper()
 	data = t.TempDir()
+	return data, startServerIn(t, data)
+}
+
+// startServerIn starts a server on a data directory and returns its address.
+func startServerIn(t *testing.T, data string) (url string) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	return data, serve(t, exec.CommandContext(ctx, "postern", "gateway", "start", "--data", data, "--cache", t.TempDir(), "--sandboxes=off", "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0"), cancel)
+	return serve(t, exec.CommandContext(ctx, "postern", "gateway", "start", "--data", data, "--cache", t.TempDir(), "--sandboxes=off", "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0"), cancel)
 }
 
 // serve starts a server, which cancel ends, and returns its address.

@@ -101,6 +101,9 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		f = failure{http.StatusNotFound, "Not found", "This page does not exist, or you do not have access to it.", "/console/review", "Go to the queue"}
 	case errors.Is(err, context.Canceled):
 		s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)
+	case store.DiskFull(err):
+		f = failure{http.StatusInsufficientStorage, "The disk is full", sentence(store.DiskFullText), "/console/disk", "See what takes space"}
+		s.log.ErrorContext(r.Context(), "serve console", "method", r.Method, "path", r.URL.Path, "err", err)
 	default:
 		s.log.ErrorContext(r.Context(), "serve console", "method", r.Method, "path", r.URL.Path, "err", err)
 	}

@@ -22,7 +22,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"postern/internal/auth"
@@ -355,8 +354,8 @@ func (s *Server) status(r *http.Request, err error) (status int, msg string) {
 		status, msg = http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than %d bytes", tooBig.Limit)
 	case errors.Is(err, sandbox.ErrPaused), errors.Is(err, sandbox.ErrRunning), errors.Is(err, sandbox.ErrBusy):
 		status, msg = http.StatusConflict, err.Error()
-	case errors.Is(err, syscall.ENOSPC):
-		status, msg = http.StatusInsufficientStorage, "the server's disk is full"
+	case store.DiskFull(err):
+		status, msg = http.StatusInsufficientStorage, store.DiskFullText
 		s.log.ErrorContext(r.Context(), "serve control request", "method", r.Method, "path", r.URL.Path, "err", err)
 	case errors.Is(err, template.ErrNotBuilt):
 		status, msg = http.StatusServiceUnavailable, err.Error()

@@ -101,6 +101,7 @@ var kinds = map[string]kind{
 	"upgrade_required":       {426, "WebSocket needed", "Ask with a WebSocket client, over HTTP/1.1."},
 	"too_many_requests":      {429, "Too many requests", "Wait, as long as Retry-After says if it is set."},
 	"not_offered":            {501, "Not offered", "This server does not support it; the detail says what to use instead."},
+	"storage_full":           {507, "The disk is full", "Nothing was stored. The server's operator frees space on its disk; then repeat the request."},
 	"internal_error":         {500, "Internal error", "Give the operator the requestId: the server's log has the reason."},
 }
 
@@ -214,6 +215,9 @@ func classify(err error) (code, detail string) {
 	case errors.Is(err, door.ErrMediaType):
 		return "unsupported_media_type", detail
 	}
+	if store.DiskFull(err) {
+		return "storage_full", store.DiskFullText
+	}
 	return "internal_error", "internal error"
 }
 
@@ -263,6 +267,8 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		if full, ok := errors.AsType[*run.FullError](err); ok {
 			w.Header().Set("Retry-After", strconv.FormatInt(wholeSeconds(full.Wait), 10))
 		}
+	case "storage_full":
+		s.log.ErrorContext(r.Context(), "serve mail request", "method", r.Method, "path", r.URL.Path, "request", p.RequestID, "err", err)
 	case "internal_error":
 		if errors.Is(err, context.Canceled) {
 			s.log.DebugContext(r.Context(), "caller left", "method", r.Method, "path", r.URL.Path)

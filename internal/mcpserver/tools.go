@@ -110,6 +110,9 @@ func (s *Server) tell(ctx context.Context, tool string, err error) string {
 		return "the call was given up"
 	}
 	s.log.ErrorContext(ctx, "call tool", "tool", tool, "err", err)
+	if store.DiskFull(err) {
+		return store.DiskFullText
+	}
 	return internalError
 }
 

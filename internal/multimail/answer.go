@@ -87,6 +87,9 @@ func statusOf(err error) (status int, text string) {
 	case is(door.ErrMediaType):
 		return http.StatusUnsupportedMediaType, text
 	}
+	if store.DiskFull(err) {
+		return http.StatusInsufficientStorage, store.DiskFullText
+	}
 	return http.StatusInternalServerError, "internal error"
 }
 

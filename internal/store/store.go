@@ -176,7 +176,7 @@ func openMigrated(ctx context.Context, source, program string, steps []migration
 		return nil, err
 	}
 	if err := db.migrate(ctx, program, steps); err != nil {
-		return nil, errors.Join(fmt.Errorf("open database %s: %w", Redact(source), err), db.Close())
+		return nil, errors.Join(withWay(fmt.Errorf("open database %s: %w", Redact(source), err), source), db.Close())
 	}
 	return db, nil
 }
@@ -199,7 +199,7 @@ func OpenReadOnly(ctx context.Context, source string) (*DB, error) {
 		err = db.checkReadOnly(ctx, steps)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open database %s: %w", Redact(source), err), db.Close())
+		return nil, errors.Join(withWay(fmt.Errorf("open database %s: %w", Redact(source), err), source), db.Close())
 	}
 	return db, nil
 }
@@ -234,7 +234,7 @@ func open(source, mode string) (*DB, error) {
 	u.RawQuery = q.Encode()
 	w, err := openSQLite(u.String())
 	if err != nil {
-		return nil, fmt.Errorf("open database %s: %w", source, err)
+		return nil, withWay(fmt.Errorf("open database %s: %w", source, err), source)
 	}
 	// SQLite has one writer. One connection turns SQLITE_BUSY into waiting.
 	w.SetMaxOpenConns(1)
