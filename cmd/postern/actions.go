@@ -102,7 +102,9 @@ func printAction(out io.Writer, a api.Action, addresses map[string]string) {
 		from = address
 	}
 	asked := a.Proposer
-	if from != "" { // what is the whole project's has none
+	if address := addresses[a.Inbox]; address != "" && strings.HasPrefix(asked, "agent:") {
+		asked = "agent " + address // whichever of its keys it used; --json has that
+	} else if from != "" { // what is the whole project's has none
 		asked += " for inbox " + from
 	}
 	line("asked by", asked+", over "+a.Via)

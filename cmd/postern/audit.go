@@ -20,6 +20,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"postern/internal/audit"
+	"postern/internal/auth"
+	"postern/internal/directory"
 	"postern/internal/mail"
 	"postern/internal/signing"
 	"postern/internal/sink"
@@ -276,6 +278,11 @@ func (a *auditing) list(ctx context.Context, out *output) error {
 			return err
 		}
 		facts := []entryFacts{}
+		if !out.json { // programs get the principals themselves
+			if err := nameActors(ctx, tx, entries); err != nil {
+				return err
+			}
+		}
 		for _, e := range slices.Backward(entries) {
 			if !out.json {
 				printEntry(out, e)
@@ -321,6 +328,47 @@ func (a *auditing) showEntry(ctx context.Context, seq int64, out *output) error 
 
 func factsOf(e audit.Entry) entryFacts {
 	return entryFacts{Seq: e.Seq, At: e.At.UTC(), Project: e.Project, Actor: e.Actor, Verb: string(e.Verb), Object: e.Object, Detail: json.RawMessage(e.Detail)}
+}
+
+// nameActors replaces the IDs of credentials in the actors of entries by names for people: an
+// agent is called by its inbox's address, a project's key by its name. The agent itself
+// chooses the names of further keys, so those of agents do not count.
+func nameActors(ctx context.Context, tx *store.Tx, entries []audit.Entry) error {
+	var ids []string
+	for _, e := range entries {
+		if _, id, ok := strings.Cut(e.Actor, ":"); ok && strings.HasPrefix(id, "crd_") && !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	keys, err := auth.KeyNames(ctx, tx, ids)
+	if err != nil {
+		return err
+	}
+	addresses := map[string]string{}
+	for i, e := range entries {
+		kind, id, _ := strings.Cut(e.Actor, ":")
+		k, ok := keys[id]
+		if !ok || string(k.Kind) != kind {
+			continue
+		}
+		name := k.Name
+		if k.Inbox != "" {
+			if _, known := addresses[k.Inbox]; !known {
+				address, _, err := directory.AddressAndMode(ctx, tx, k.Inbox)
+				if err != nil && !errors.Is(err, store.ErrNotFound) {
+					return err
+				}
+				addresses[k.Inbox] = address
+			}
+			name = addresses[k.Inbox]
+		} else if k.Kind != auth.Project {
+			name = ""
+		}
+		if name != "" {
+			entries[i].Actor = kind + ":" + printable(name)
+		}
+	}
+	return nil
 }
 
 func printEntry(out *output, e audit.Entry) {

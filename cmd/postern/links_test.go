@@ -73,3 +73,36 @@ func TestUsesAreKnownToAResolution(t *testing.T) {
 		}
 	}
 }
+
+// TestAgentsAreCalledByTheirNames reads what an agent did: it is called by its address, and
+// not by the ID of the key that it used.
+func TestAgentsAreCalledByTheirNames(t *testing.T) {
+	if _, err := guest(); err != nil {
+		t.Fatal(err)
+	}
+	data, _ := startServer(t)
+	command := func(env string, args ...string) string {
+		cmd := exec.CommandContext(t.Context(), "postern", append(args, "--data", data)...)
+		cmd.Env = append(os.Environ(), env)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("postern %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+		return string(out)
+	}
+	note := filepath.Join(t.TempDir(), "note.txt")
+	if err := os.WriteFile(note, []byte("hello"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	key := regexp.MustCompile(`pib_\S+`).FindString(command("", "inbox", "create", "analyst"))
+	action := regexp.MustCompile(`act_[A-Z0-9]+`).FindString(command(keyVariable+"="+key, "send", "--to", "bob@example.com", "--subject", "hello", "--body", note))
+	for _, args := range [][]string{{"audit", "list"}, {"show", action}} {
+		out := command("", args...)
+		if strings.Contains(out, "agent:crd_") || !regexp.MustCompile(`agent[: ]analyst@`).MatchString(out) {
+			t.Errorf("postern %s:\n%s", strings.Join(args, " "), out)
+		}
+	}
+	if out := command("", "audit", "list", "--json"); !strings.Contains(out, "agent:crd_") {
+		t.Errorf("programs do not get the principal: %s", out)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -236,4 +237,31 @@ func anyKey(ctx context.Context, db *store.DB, key Secret) (Principal, error) {
 		return Principal{}, fmt.Errorf("check key: %w", err)
 	}
 	return p, nil
+}
+
+// A KeyName is what a key can be called by.
+type KeyName struct {
+	ID, Name, Inbox string // Inbox is an ID, or empty
+	Kind            Kind
+}
+
+// KeyNames returns the names of keys by their IDs, also of those that have ended. IDs of
+// none are left out.
+func KeyNames(ctx context.Context, tx *store.Tx, ids []string) (map[string]KeyName, error) {
+	out := map[string]KeyName{}
+	for chunk := range slices.Chunk(ids, 200) {
+		args := make([]any, len(chunk))
+		for i, id := range chunk {
+			args[i] = id
+		}
+		_, err := store.List(ctx, tx, func(row func(...any) error) (k KeyName, err error) {
+			err = row(&k.ID, &k.Kind, &k.Name, &k.Inbox)
+			out[k.ID] = k
+			return k, err
+		}, `select id, kind, name, inbox_id from credential where id in (`+store.Places(1, len(chunk))+`)`, args...)
+		if err != nil {
+			return nil, fmt.Errorf("name keys: %w", err)
+		}
+	}
+	return out, nil
 }
