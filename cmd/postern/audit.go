@@ -495,8 +495,8 @@ func (a *auditing) prove(ctx context.Context, args []string, out *output) error 
 	p, err := a.proof(ctx, seq)
 	if errors.Is(err, audit.ErrNoCheckpoint) && a.file == "" {
 		// It is younger than the newest checkpoint: the server makes one.
-		l, err := operator(a.conf)
-		if err == nil {
+		var l *local
+		if l, err = operator(a.conf); err == nil {
 			err = l.call(ctx, "POST", "/v1/audit/checkpoint", nil, nil)
 		}
 		if err != nil {

@@ -13,9 +13,9 @@ type place int
 
 // The places.
 const (
-	// onAServer is a command that asks a server: the one that POSTERN_URL names, with a
+	// The zero place is a command that asks a server: the one that POSTERN_URL names, with a
 	// credential from the environment, or this machine's, over its local socket.
-	onAServer place = iota
+	_ place = iota
 	// onThisMachine is a command that works on this machine's data directory, database or
 	// template cache. With POSTERN_URL it is refused.
 	onThisMachine

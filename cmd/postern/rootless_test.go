@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // asNobody returns a command of this program, run by a user without any rights, and a
@@ -31,7 +32,7 @@ func asNobody(t *testing.T) (start func(args ...string) (cmd *exec.Cmd, cancel f
 	}
 	program := filepath.Join(dir, "postern")
 	home = filepath.Join(dir, "home")
-	if err := os.WriteFile(program, b, 0o755); err != nil { //nolint:gosec // another user runs it
+	if err := os.WriteFile(program, b, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Mkdir(home, 0o700); err != nil {
@@ -41,7 +42,7 @@ func asNobody(t *testing.T) (start func(args ...string) (cmd *exec.Cmd, cancel f
 	if os.Geteuid() == 0 {
 		const nobody = 65534
 		attr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
-		if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // likewise
+		if err := os.Chmod(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Chown(home, nobody, nobody); err != nil {
@@ -82,7 +83,7 @@ func TestServerWithoutSandboxesNeedsNoRoot(t *testing.T) {
 	start, home := asNobody(t)
 	cmd, cancel := start("up", "--sandboxes=off", "--data", filepath.Join(home, "data"), "--listen", "127.0.0.1:0", "--smtp", "127.0.0.1:0")
 	url := serve(t, cmd, cancel)
-	resp, err := http.Get(url + "/health")
+	resp, err := (&http.Client{Timeout: time.Minute}).Get(url + "/health")
 	if err != nil {
 		t.Fatal(err)
 	}
