@@ -112,7 +112,7 @@ func (a *Admission) closeOne(ctx context.Context, id string, recorded bool) erro
 		who := auth.Principal{Kind: auth.System, ID: "commands", Project: project}
 		err = a.db.Update(ctx, func(tx *store.Tx) error {
 			return audit.Append(ctx, tx, who, audit.SandboxCommands, id, audit.Fields{
-				"started": count(r.Started), "refused": count(r.Refused), "held": count(r.Held), "missed": count(r.Missed),
+				"started": count(r.Started), "refused": count(r.Refused), "held": count(r.Held), "missed": count(r.Missed), "ordered": count(r.Ordered),
 				"lines": count(r.Lines), "sha256": r.SHA256, "contract": r.Contract, "complete": strconv.FormatBool(r.Complete),
 			})
 		})
