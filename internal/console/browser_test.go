@@ -61,6 +61,10 @@ func (s *stage) work() {
 			}
 			r.Commands = append(r.Commands, c)
 		}
+		r.Orders = append(r.Orders,
+			command.Order{Time: at.Add(20 * time.Second), Via: command.ViaMCP, Op: command.OpCode, Language: "python", Size: 211, SHA256: strings.Repeat("1f", 32), Exact: true},
+			command.Order{Time: at.Add(40 * time.Second), Via: command.ViaSDK, Op: command.OpWrite, Path: "/home/user/rates.csv", Size: 4096, Exact: true, Done: true},
+			command.Order{Time: at.Add(50 * time.Second), Via: command.ViaSDK, Op: command.OpMove, Path: "/home/user/rates.csv", To: "/home/user/out/rates.csv", Size: -1, Exact: true})
 	}
 	s.commands[s.sandbox] = r
 	ctx, cancel := context.WithCancel(s.t.Context())

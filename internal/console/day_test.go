@@ -240,3 +240,34 @@ func TestCellsAreNoFormulas(t *testing.T) {
 		}
 	}
 }
+
+// TestDayHasWhatClientsOrdered: cells, input and files are on the timeline, each once, and a
+// command that started is there as its program alone.
+func TestDayHasWhatClientsOrdered(t *testing.T) {
+	f := setup(t)
+	f.enter()
+	s := f.day()
+	r := f.commands[s.ID]
+	now := time.Now()
+	r.Orders = []command.Order{
+		{Time: now, Via: command.ViaSDK, Op: command.OpRun, Args: []string{"/bin/bash", "-l", "-c", "echo started-order"}, PID: 7, Size: -1},
+		{Time: now, Via: command.ViaSDK, Op: command.OpRun, Args: []string{"/bin/bash", "-l", "-c", "echo no-process"}, Size: -1},
+		{Time: now, Via: command.ViaMCP, Op: command.OpCode, Language: "<b>r", Size: 3, SHA256: strings.Repeat("ab", 32)},
+		{Time: now, Op: command.OpInput, Tag: "pid 7", Size: 12},
+		{Time: now, Via: command.ViaSDK, Op: command.OpSignal, Args: []string{"SIGKILL"}, PID: 7, Size: -1},
+		{Time: now, Via: command.ViaConsole, Op: command.OpRead, Path: "/etc/read-path", Size: 5},
+		{Time: now, Via: command.ViaSDK, Op: command.OpWrite, Path: "/a/one\n/a/two\u202e", Size: 9},
+		{Time: now, Via: command.ViaSDK, Op: command.OpMove, Path: "/a/from", To: "/a/to", Size: -1},
+		{Time: now, Via: command.ViaSDK, Op: command.OpMakeDir, Path: "/a/dir", Size: -1},
+		{Time: now, Via: command.ViaSDK, Op: command.OpRemove, Path: "/a/gone", Size: -1},
+	}
+	f.commands[s.ID] = r
+	page := f.get("/console/sandboxes/" + s.ID + "/day").body
+	contains(t, "day", page, "echo no-process", "not started", "Ran a cell of", "&lt;b&gt;r", strings.Repeat("ab", 32), "an agent&#39;s tool", "Got input to", "pid 7", "12 bytes", "SIGKILL",
+		"/etc/read-path", "/a/one, /a/two", "/a/from", "/a/to", "Made the directory", "/a/gone")
+	for _, not := range []string{"started-order", "<b>r", "\u202e"} {
+		if strings.Contains(page, not) {
+			t.Errorf("the page has %q", not)
+		}
+	}
+}
