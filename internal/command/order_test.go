@@ -4,10 +4,14 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"postern/internal/command"
 	"postern/internal/policy"
@@ -197,6 +201,47 @@ func TestOrdersUnderAContractMustBeRecorded(t *testing.T) {
 		o := &command.Order{Via: command.ViaSDK, Op: command.OpRead, Path: "/etc/passwd", Size: -1}
 		if _, err := a.Ordered(t.Context(), boxID, o); bound != errors.Is(err, command.ErrUnrecorded) {
 			t.Errorf("bound %v: %v", bound, err)
+		}
+	}
+}
+
+// TestFullDiskIsOnRecord: what could not be written while the disk was full is missing, and the
+// record says so, also after a restart.
+func TestFullDiskIsOnRecord(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "disk")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("disk", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatalf("mount a small disk: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	f := setup(t, storetest.SQLite(t))
+	f.row()
+	a := f.start(command.Config{Dir: filepath.Join(dir, "commands")})
+	f.order(a, "echo before")
+	filler := filepath.Join(dir, "filler")
+	if err := os.WriteFile(filler, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("fill the disk: %v", err)
+	}
+	for range 200 { // the last page of the record has some room
+		f.order(a, "echo while it is full")
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	f.order(a, "echo after")
+	for _, a := range []*command.Admission{a, f.start(command.Config{Dir: filepath.Join(dir, "commands")})} {
+		r, err := a.Record(t.Context(), boxID)
+		if err != nil || r.Complete || r.Missed == 0 {
+			t.Errorf("complete %v, %d lines missed, %v", r.Complete, r.Missed, err)
+		}
+		if n := len(r.Orders); n == 0 || r.Orders[n-1].Args[3] != "echo after" {
+			t.Errorf("the order after it is not recorded: %+v", r.Orders)
 		}
 	}
 }

@@ -169,6 +169,23 @@ func TestParseLogLine(t *testing.T) {
 	}
 }
 
+// TestLogLinesHaveNoSecrets: in fields, messages and plain text, whole or cut.
+func TestLogLinesHaveNoSecrets(t *testing.T) {
+	const secret = "sk_live_Zp7rQ2vX9mK4tB8nW3cL6yD1"
+	for _, line := range []string{
+		`{"level":"info","message":"process started","cmd":"/bin/bash -l -c \"pay --key ` + secret + `\""}`,
+		`{"level":"info","message":"process started","cmd":"/bin/bash -l -c \"pay --key ` + secret[:20] + `…"}`,
+		`{"message":"the key is ` + secret + `"}`,
+		"the key is " + secret,
+	} {
+		e := sandbox.ParseLogLine([]byte(line))
+		text := e.Message + e.Fields["cmd"]
+		if strings.Contains(text, secret[:20]) || !strings.Contains(text, "key") {
+			t.Errorf("%s: got %q", line, text)
+		}
+	}
+}
+
 // FuzzParseLogLine: any line of a sandbox is safe to show, is bounded, and is never
 // taken for the host's.
 func FuzzParseLogLine(f *testing.F) {
