@@ -42,7 +42,8 @@ type Start struct {
 	Fixed    bool     `json:"fixed"`
 	UID      uint32   `json:"uid"`
 
-	cut bool
+	cut     bool
+	program string // what rules see: the path that the kernel found, or empty
 }
 
 // start returns the payload for e. It does not contain the process: after a pause, a
@@ -51,6 +52,11 @@ func start(who auth.Principal, e *sandbox.Exec, b *binding) *Start {
 	s := &Start{
 		Sandbox: who.ID, Template: who.Template, Path: []byte(cmp.Or(e.Path, e.Name)), Dir: []byte(e.Dir),
 		SHA256: hex.EncodeToString(e.SHA256[:]), Fixed: e.Fixed, UID: e.UID, cut: e.Cut,
+	}
+	// The attack: below another root, or by a descriptor, the name is what the caller wrote,
+	// and a rule that allows the programs of a directory would take it for one of them.
+	if e.Path != "" {
+		s.program = quote([]byte(e.Path))
 	}
 	for _, arg := range e.Args {
 		s.Args = append(s.Args, []byte(arg))
@@ -67,7 +73,7 @@ func (s *Start) request(who auth.Principal) policy.Request {
 	contract, _, _ := strings.Cut(s.Contract, "@")
 	return policy.Request{
 		Kind: policy.KindExec, Via: "kernel", Sandbox: who.ID, Template: who.Template, Time: time.Now(),
-		Detail: map[string]string{"program": quote(s.Path), "command": s.command(), "contract": contract},
+		Detail: map[string]string{"program": s.program, "command": s.command(), "contract": contract},
 	}
 }
 

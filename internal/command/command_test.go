@@ -295,6 +295,44 @@ func TestRulesDecideOnCommands(t *testing.T) {
 	}
 }
 
+// TestRulesDoNotBelieveTheNameOfAProgram: without a path from the kernel, which programs below a
+// root of their own and those by a descriptor lack, a rule that allows the programs of a
+// directory does not take what the caller wrote for one of them.
+func TestRulesDoNotBelieveTheNameOfAProgram(t *testing.T) {
+	f := setup(t, storetest.SQLite(t))
+	f.setPolicy(`rules:
+  - {id: system, kind: process.exec, when: "detail['program'].startsWith('/usr/bin/')", then: allow}
+  - {id: others, kind: process.exec, then: deny}
+`)
+	a := f.start(command.Config{})
+	claimed, byDescriptor := run(3, "ls"), run(4, "ls")
+	claimed.Path, claimed.Fixed = "", false
+	byDescriptor.Path, byDescriptor.Name = "", "/usr/bin/../../dev/fd/5"
+	for _, tt := range []struct {
+		name string
+		e    sandbox.Exec
+		want bool
+	}{
+		{"a path from the kernel", run(2, "ls"), true},
+		{"a name by the caller", claimed, false},
+		{"a descriptor", byDescriptor, false},
+	} {
+		if got := a.Exec(t.Context(), f.box(), tt.e); got != tt.want {
+			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
+		}
+	}
+	// A contract allows nothing without a path either, except where it allows everything.
+	bound := f.start(command.Config{Dir: t.TempDir()})
+	if err := bound.Bind(boxID, (&side{}).binding(parse(t, job))); err != nil {
+		t.Fatal(err)
+	}
+	claimed = run(5, "python3")
+	claimed.Path = ""
+	if bound.Exec(t.Context(), f.box(), claimed) {
+		t.Error("a contract allows a program by the name that the caller wrote")
+	}
+}
+
 func TestApprovedCommandIsStartedOnce(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, db *store.DB) {
 		f := setup(t, db)

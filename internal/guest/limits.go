@@ -144,8 +144,14 @@ func closeOnExec() error {
 // dropCapabilities calls drop for each capability in the bounding set that only the
 // guest may have: those that exempt from RLIMIT_NPROC, and those for views, see view.go.
 // CAP_SETPCAP is the last, because dropping needs it.
+//
+// CAP_SYS_CHROOT stays: sshd, apk and pacman call chroot(2). The boundary is the sandbox
+// and never a root directory inside, and the kernel gives no path to programs below another
+// root, see execEvent in package runsc. The attack: below a root of its own, a program
+// passes for the guest or for another one that a rule names. Programs that a contract binds
+// have no capability at all, and cannot call chroot(2), see seccomp.go.
 func dropCapabilities(drop func(capability uintptr) unix.Errno) error {
-	for _, c := range []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_CHROOT, unix.CAP_SYS_RESOURCE, unix.CAP_SETPCAP} {
+	for _, c := range []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_RESOURCE, unix.CAP_SETPCAP} {
 		if in, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0); err == nil && in == 0 {
 			continue
 		}

@@ -287,6 +287,54 @@ func checkDescribed(t *testing.T, h *host, j *judge) {
 	}
 }
 
+// TestGateKnowsForeignRoots: whoever chooses the root directory of a program, or the file system
+// that it is in, does not choose its path for those who judge it.
+func TestGateKnowsForeignRoots(t *testing.T) {
+	needRoot(t)
+	needsPatches(t)
+	dir, image := shellRoot(t)
+	r, j := newRuntime(t, t.TempDir()), newJudge(t)
+	_, h := start(t, r, func(s *sandbox.Spec) { s.Rootfs, s.Image, s.Watch = dir, image, j })
+	const guest, only = "/usr/local/sbin/postern-guest", "/usr/bin/busybox"
+	if got := h.do(t, 0, "exec", "/bin/sh", "-c", "mkdir -p /tmp/j/usr/local/sbin /tmp/j/usr/bin /tmp/j/bin; cp /bin/busybox /tmp/j"+guest+"; cp /bin/busybox /tmp/j"+only+"; cp /bin/busybox /tmp/j/bin/busybox"); got != "" {
+		t.Fatal(got)
+	}
+	unknown := func(what, arg string) {
+		t.Helper()
+		if e := j.last(arg); e.Path != "" || e.Fixed {
+			t.Errorf("%s: path %q, fixed %v; want neither", what, e.Path, e.Fixed)
+		}
+	}
+	if got := h.do(t, 1000, "chroot", "/tmp/j", only, "echo"); !strings.Contains(got, "error: operation not permitted") {
+		t.Errorf("a user changes the root: %q", got)
+	}
+	for name, program := range map[string]string{"as the guest": guest, "as a program of the template": "/bin/busybox"} {
+		// By its name BusyBox would be another program, and it says so once it runs.
+		if got := h.do(t, 0, "chroot", "/tmp/j", program, "echo", name); got != name && !strings.Contains(got, "applet not found") {
+			t.Errorf("%s: got %q", name, got)
+		}
+		unknown(name, name)
+	}
+	for i := range 20 {
+		name := fmt.Sprintf("flipped %d", i)
+		if got := h.do(t, 0, "flip", "/tmp/j", only, "echo", name); got != name {
+			t.Fatalf("%s: got %q", name, got)
+		}
+		unknown(name, name)
+	}
+	if got := h.do(t, 1000, "foreign", only, "busybox", "echo", "of another namespace"); got != "of another namespace" {
+		t.Errorf("of another namespace: got %q", got)
+	}
+	unknown("of another namespace", "of another namespace")
+	// The same root again is no other root: package managers start scripts so.
+	if got := h.do(t, 0, "chroot", "/", "/bin/busybox", "echo", "the same root"); got != "the same root" {
+		t.Errorf("the same root: got %q", got)
+	}
+	if e := j.last("the same root"); e.Path != "/bin/busybox" || !e.Fixed {
+		t.Errorf("the same root: path %q, fixed %v", e.Path, e.Fixed)
+	}
+}
+
 // checkMany starts many programs at the same time.
 func checkMany(t *testing.T, h *host, j *judge) {
 	const n, most = 300, 100 // in all; at the same time, because of the limit on processes

@@ -199,18 +199,25 @@ func execEvent(t *kernel.Task, info *pb.ExecveInfo) launch.Event {
 	}
 	// A newly forked process still has its parent's program.
 	if f := t.MemoryManager().Executable(); f != nil {
-		e.Guest = f.MappedName(t) == guestProgram
+		e.Guest = pathInNamespace(t, f) == guestProgram
 		f.DecRef(t)
 	}
 	if strings.HasPrefix(e.Path, "/dev/fd/") {
 		// execveat(2) of a descriptor. The sentry does not tell which file it is, and
 		// the caller chose the text after the number.
 		e.Path = ""
+	} else if e.Path == "" {
+		// The attack: root changes its root directory to one with its own file
+		// /usr/local/sbin/postern-guest, or has a program of the template read its own
+		// libraries. Or a user mounts an overlay in namespaces of its own, and starts its
+		// files from outside by /proc/PID/root. A patch of gVisor, in patches/gvisor, leaves
+		// out the path of such a file: here another thread may have changed the root again.
+		e.Fixed = false
 	}
 	// The attack: in a user namespace of its own a process can mount an overlay whose lower
 	// layer it has written, and change its root. Then neither the path nor the layer of a
-	// file identifies it.
-	if t.UserNamespace() != t.Kernel().RootUserNamespace() {
+	// file identifies it. A task that has changed its root started other files by descriptor.
+	if t.UserNamespace() != t.Kernel().RootUserNamespace() || t.IsChrooted() {
 		e.Path, e.Fixed, e.Guest = "", false, false
 	}
 	return e

@@ -6,6 +6,7 @@ import (
 	"gvisor.dev/gvisor/pkg/abi/linux"
 	"gvisor.dev/gvisor/pkg/hostarch"
 	"gvisor.dev/gvisor/pkg/sentry/kernel"
+	"gvisor.dev/gvisor/pkg/sentry/vfs"
 )
 
 // pathOfFD returns the path of a task's open file, or "" if it has none.
@@ -16,6 +17,19 @@ func pathOfFD(t *kernel.Task, fd int32) string {
 	}
 	defer f.DecRef(t)
 	return f.MappedName(t)
+}
+
+// pathInNamespace returns the path of a file from the root of a task's mount namespace, which
+// only the guest can change, or "" if it is not below it. [vfs.FileDescription.MappedName]
+// begins at the task's own root directory, which root inside may choose.
+func pathInNamespace(t *kernel.Task, f *vfs.FileDescription) string {
+	root := t.MountNamespace().Root(t)
+	if !root.Ok() {
+		return ""
+	}
+	defer root.DecRef(t)
+	name, _ := t.Kernel().VFS().PathnameReachable(t, root, f.VirtualDentry()) // "" if there is none
+	return name
 }
 
 // requestedPath returns the absolute path that a task tried to open. Symbolic links are not

@@ -33,8 +33,8 @@ func main() {
 	}
 	// Like the guest: children inherit neither the capabilities that lift the limit on
 	// processes nor those that only views of files need.
-	const capbsetDrop, sysAdmin, sysChroot, sysResource, setPcap = 24, 21, 18, 24, 8
-	for _, c := range []uintptr{sysAdmin, sysChroot, sysResource, setPcap} {
+	const capbsetDrop, sysAdmin, sysResource, setPcap = 24, 21, 24, 8
+	for _, c := range []uintptr{sysAdmin, sysResource, setPcap} {
 		if _, _, e := syscall.AllThreadsSyscall(syscall.SYS_PRCTL, capbsetDrop, c, 0); e != 0 {
 			fmt.Println("drop capability:", e)
 			os.Exit(1)
@@ -238,8 +238,17 @@ func do(cmd string, args []string) error {
 		return err
 	case "ptrace":
 		return syscall.PtraceAttach(1)
-	case "chroot":
-		return syscall.Chroot("/tmp")
+	case "chroot": // a program below another root directory
+		if err := syscall.Chroot(args[0]); err != nil {
+			return err
+		}
+		return execAgain(args[1:])
+	case "flip": // a program below another root directory, which a thread changes back meanwhile
+		return flipRoot(args[0], args[1:])
+	case "foreign": // a program of another mount namespace, by /proc
+		return execForeign(args[0], args[1:])
+	case "foreignmount":
+		return serveForeign(args[0])
 	case "settime":
 		return syscall.Settimeofday(&syscall.Timeval{Sec: 1})
 	case "module":
