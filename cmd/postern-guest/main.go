@@ -28,6 +28,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -108,6 +109,13 @@ func runInit(ctx context.Context, log *slog.Logger, processes int64) error {
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find own program: %w", err)
+	}
+	if os.Getpid() == 1 { // not in a test on a host
+		// gVisor makes the device, but nobody may mount(2). Programs that look for it believe
+		// that FUSE works, and then wait for a mount that never comes.
+		if err := os.Remove("/dev/fuse"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			log.WarnContext(ctx, "cannot remove /dev/fuse", "error", err)
+		}
 	}
 	i := &guest.Init{
 		Server:       []string{self, "serve"},
