@@ -57,7 +57,12 @@ func (d *digests) of(t *kernel.Task, e launch.Event, info *pb.ExecveInfo) (sum [
 			return sum
 		}
 	}
-	root := t.FSContext().RootDirectory()
+	// Not the task's root directory, which another thread may have changed since the path was
+	// found.
+	root := t.MountNamespace().Root(t)
+	if !root.Ok() {
+		return sum
+	}
 	defer root.DecRef(t)
 	f, err := t.Kernel().VFS().OpenAt(t, t.Credentials(), &vfs.PathOperation{Root: root, Start: root, Path: fspath.Parse(e.Path)},
 		&vfs.OpenOptions{Flags: linux.O_RDONLY | linux.O_NONBLOCK | linux.O_NOFOLLOW, FileExec: true})
