@@ -280,7 +280,7 @@ func (d *daemon) buildParts(ctx context.Context, lis *listeners, key []byte, tem
 		return err
 	}
 	d.guide = d.newGuide(lis)
-	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Console: d.conf.pages(lis), Record: d.record, Book: d.book, Notify: d.notify, Secrets: d.secrets, Connections: d.mailboxes, Permits: d.permits, Denials: d.denials, Traces: d.traces, Commands: d.commands, Runs: d.runs, Exports: d.exports, Prover: d.prover, Tools: mcpserver.ToolNames(), OAuth: d.oauth, Offered: mcpserver.Offered, Prompt: d.prompt, Signup: d.conf.Signup, Proxies: proxies, Gmail: d.gmailSignIns})
+	d.mailAPI = mailapi.New(d.log, d.db, d.gate, d.post, mailapi.Config{Domains: d.doms, Webhooks: d.hooks, People: d.people, Console: d.conf.pages(lis), Record: d.record, Book: d.book, Notify: d.notify, Secrets: d.secrets, Connections: d.mailboxes, Permits: d.permits, Denials: d.denials, Traces: d.traces, Commands: d.commands, Runs: d.runs, Exports: d.exports, Prover: d.prover, Tools: mcpserver.ToolNames(), OAuth: d.oauth, Offered: mcpserver.Offered, Prompt: d.prompt, Signup: d.conf.Signup, Opens: d.opens(lis), Proxies: proxies, Gmail: d.gmailSignIns})
 	d.multimail = multimail.New(d.log, d.db, d.gate, d.post, multimail.Config{Domains: d.doms, Webhooks: d.hooks})
 	public := notary.Config{Domain: d.conf.MailDomain, Style: console.Style(), Record: d.recordKeys, Runs: d.runKeys}
 	if d.issuer != nil {

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"postern/internal/api"
 	"postern/internal/audit"
 	"postern/internal/auth"
 	"postern/internal/e2bapi"
@@ -146,6 +147,15 @@ func (d *daemon) publicPorts(lis *listeners) (out []uint16) {
 		}
 	}
 	return out
+}
+
+// opens returns the settings that open something to sandboxes, for postern verify.
+func (d *daemon) opens(lis *listeners) api.OpenSettings {
+	o := api.OpenSettings{Egress: d.conf.Egress, EgressAllow: d.conf.EgressAllow, PublicPorts: d.conf.PublicPorts}
+	for _, p := range d.publicPorts(lis) {
+		o.OwnPorts = append(o.OwnPorts, int(p))
+	}
+	return o
 }
 
 // portAddress returns a function that returns the URL of a port of a sandbox, or nil if

@@ -20,7 +20,10 @@ the sandbox, exhausting the machine, and more. It creates the sandboxes, a secre
 template, and removes them afterwards.
 
 Each line says what was tried, what was expected and what was seen. A check that could
-not be made counts as failed. The exit status is 1 if a check failed. The audit has an
+not be made counts as failed. A check whose attempts reach only what the operator opened
+is "open", with the setting's name, such as --egress=allow: the server says which settings
+it has. If more is reached than they open, the check fails. The exit status is 1 if a
+check failed. The audit has an
 entry with the counts and a digest.
 
 Run it as root on the server's machine, because some checks look at the machine from
@@ -62,7 +65,7 @@ func (v *verifyTool) verify(ctx context.Context, l *local, args []string, out *o
 	if err != nil {
 		return fmt.Errorf("announce the verification: %w", err)
 	}
-	server := verification.Server{API: l.api, HTTP: &http.Client{Transport: l.http.Transport, CheckRedirect: l.http.CheckRedirect}, Base: l.address(""), Template: v.template, ID: begun.ID}
+	server := verification.Server{API: l.api, HTTP: &http.Client{Transport: l.http.Transport, CheckRedirect: l.http.CheckRedirect}, Base: l.address(""), Template: v.template, ID: begun.ID, Settings: verification.Settings(begun.Opens)}
 	if l.base == "" {
 		if server.Machine, err = verification.FindMachine(v.conf.Data, v.conf.socket(), v.log); err != nil {
 			fmt.Fprintln(os.Stderr, "postern verify: this user cannot look at the server's process, so some checks will fail:", err)
@@ -76,7 +79,7 @@ func (v *verifyTool) verify(ctx context.Context, l *local, args []string, out *o
 	if err != nil {
 		err = fmt.Errorf("clean up: %w", err)
 	}
-	err = errors.Join(err, l.api.Verifications.End(context.WithoutCancel(ctx), report.ID, api.VerificationResult{Passed: report.Passed, Failed: report.Failed, Digest: report.Digest()}))
+	err = errors.Join(err, l.api.Verifications.End(context.WithoutCancel(ctx), report.ID, api.VerificationResult{Passed: report.Passed, Failed: report.Failed, Open: report.Open, Digest: report.Digest()}))
 	if v.junit != "" {
 		b, err2 := report.JUnit()
 		if err2 == nil {
@@ -85,7 +88,7 @@ func (v *verifyTool) verify(ctx context.Context, l *local, args []string, out *o
 		err = errors.Join(err, err2)
 	}
 	if err := errors.Join(err, out.facts(report, func() error {
-		_, err := fmt.Fprintf(out, "\n%d passed, %d failed; recorded as %s\n%s\n", report.Passed, report.Failed, report.ID, report.Digest())
+		_, err := fmt.Fprintf(out, "\n%d passed, %d failed, %d open by configuration; recorded as %s\n%s\n", report.Passed, report.Failed, report.Open, report.ID, report.Digest())
 		return err
 	})); err != nil {
 		return err

@@ -8,7 +8,17 @@ type NewVerification struct {
 
 // A Verification is an announced verification.
 type Verification struct {
-	ID string `json:"id"` // "ver_…"; identifies it in the server's log
+	ID    string       `json:"id"`    // "ver_…"; identifies it in the server's log
+	Opens OpenSettings `json:"opens"` // a check that reaches these is no failure
+}
+
+// OpenSettings are the settings by which the server's operator opens more than nothing to
+// sandboxes, as this process has them.
+type OpenSettings struct {
+	Egress      string   `json:"egress"`       // "allow" or "deny"
+	EgressAllow []string `json:"egress_allow"` // entries of --egress-allow
+	PublicPorts bool     `json:"public_ports"` // ports of sandboxes need no token
+	OwnPorts    []int    `json:"own_ports"`    // at which this machine serves everybody
 }
 
 // A VerificationResult is the result of a verification. The results of its checks stay
@@ -16,5 +26,6 @@ type Verification struct {
 type VerificationResult struct {
 	Passed int    `json:"passed"`
 	Failed int    `json:"failed"`
-	Digest string `json:"digest"` // of the results: "sha256:" and 64 hexadecimal digits
+	Open   int    `json:"open,omitempty"` // by configuration
+	Digest string `json:"digest"`         // of the results: "sha256:" and 64 hexadecimal digits
 }

@@ -260,7 +260,7 @@ var sayings = map[audit.Verb]saying{
 	audit.TemplateDelete:      {"box", "{who} deleted the template[ {b:name}].", "", ""},
 
 	audit.VerificationBegin: {"heart", "{who} began a verification of the server[, {n:checks:check:checks}].", "", ""},
-	audit.VerificationEnd:   {"heart", "A verification of the server ended[: {passed} passed][, {failed} failed].", "", ""},
+	audit.VerificationEnd:   {"heart", "A verification of the server ended[: {passed} passed][, {failed} failed][, {open} open by configuration].", "", ""},
 
 	audit.VolumeCreate: {"disk", "{who} made the volume[ {b:name}].", "", ""},
 	audit.VolumeMount:  {"disk", "{who} mounted the volume[ {b:name}].", "", ""},

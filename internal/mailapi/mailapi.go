@@ -111,7 +111,8 @@ type Config struct {
 	// Prompt returns the sentence by which an agent connects itself with a code. Nil: none
 	// is made.
 	Prompt func(code string) string
-	Signup bool // anybody may make an account, in the oldest project
+	Opens  api.OpenSettings // what the operator opens to sandboxes, for verifications
+	Signup bool             // anybody may make an account, in the oldest project
 	// Proxies are the networks of the reverse proxies whose X-Forwarded-For names the
 	// client. Nil: none is trusted.
 	Proxies []netip.Prefix
@@ -254,7 +255,7 @@ func (s *Server) table() []route {
 		sendServer{a, slots, s.gate, s.post}.routes(),
 		deliveryServer{s.post}.routes(),
 		auditServer{s.db, s.conf.Record}.routes(),
-		verificationServer{s.log, s.db}.routes(),
+		verificationServer{s.log, s.db, s.conf.Opens}.routes(),
 	)
 }
 

@@ -1,6 +1,7 @@
 package mailapi
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -21,8 +22,9 @@ import (
 // A verificationServer records verifications of this server: that one began, and
 // what it came to. One that has no end in the audit was broken off.
 type verificationServer struct {
-	log *slog.Logger
-	db  *store.DB
+	log   *slog.Logger
+	db    *store.DB
+	opens api.OpenSettings
 }
 
 func (s verificationServer) routes() []route {
@@ -66,7 +68,9 @@ func (s verificationServer) begin(w http.ResponseWriter, r *http.Request, c call
 	}
 	// Who looks for secrets in a log must know that it is this server's.
 	s.log.InfoContext(r.Context(), "verification begins", "verification", id)
-	answer(w, http.StatusCreated, api.Verification{ID: id})
+	opens := s.opens // a list without entries is [], not null
+	opens.Egress, opens.EgressAllow, opens.OwnPorts = cmp.Or(opens.Egress, "deny"), append([]string{}, opens.EgressAllow...), append([]int{}, opens.OwnPorts...)
+	answer(w, http.StatusCreated, api.Verification{ID: id, Opens: opens})
 	return nil
 }
 
@@ -82,13 +86,17 @@ func (s verificationServer) end(w http.ResponseWriter, r *http.Request, c caller
 	if err := door.Decode(r, &v); err != nil {
 		return err
 	}
-	if v.Passed < 0 || v.Failed < 0 || v.Passed+v.Failed < 1 || v.Passed > 1000 || v.Failed > 1000 {
-		return fmt.Errorf("%w: passed, failed: must be 0 to 1000, and not both 0", errRequest)
+	if min(v.Passed, v.Failed, v.Open) < 0 || v.Passed+v.Failed+v.Open < 1 || max(v.Passed, v.Failed, v.Open) > 1000 {
+		return fmt.Errorf("%w: passed, failed, open: must be 0 to 1000, and not all 0", errRequest)
 	}
 	if !digestForm().MatchString(v.Digest) {
 		return fmt.Errorf("%w: digest: must be sha256: and 64 hexadecimal digits", errRequest)
 	}
-	if err := s.record(r.Context(), c, audit.VerificationEnd, id, audit.Fields{"passed": strconv.Itoa(v.Passed), "failed": strconv.Itoa(v.Failed), "digest": v.Digest}); err != nil {
+	f := audit.Fields{"passed": strconv.Itoa(v.Passed), "failed": strconv.Itoa(v.Failed), "digest": v.Digest}
+	if v.Open > 0 {
+		f["open"] = strconv.Itoa(v.Open)
+	}
+	if err := s.record(r.Context(), c, audit.VerificationEnd, id, f); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

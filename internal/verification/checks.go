@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,24 +58,38 @@ func table() []*Check {
 
 		{
 			ID: "egress.tcp", Group: Egress, limit: short,
-			Tried: "connect by TCP to public addresses", Expected: "refused within 5 s, and recorded in the audit",
-			Wants: []Want{control("a server in the sandbox"), noWay("TCP to a public address"), control("the refusal is in the audit")},
-			try: recorded([]string{publicHost + ":443", publicHost2 + ":80"},
-				job{What: "a server in the sandbox", Kind: "loopback", Targets: []string{""}},
-				job{What: "TCP to a public address", Kind: "tcp", Targets: []endpoint{{publicHost, 443}, {publicHost2, 80}}}),
+			Tried: "connect by TCP to public addresses", Expected: "no byte of a peer's within 5 s, and each refusal recorded in the audit",
+			Wants: slices.Concat([]Want{control("a server in the sandbox")}, noWayTo(publicTCP()...)),
+			try:   recorded(publicTCP(), job{What: "a server in the sandbox", Kind: "loopback", Targets: []string{""}}),
+		},
+		{
+			ID: "egress.private", Group: Egress, limit: short,
+			Tried: "connect by TCP to private networks", Expected: "no byte of a peer's within 5 s, and each refusal recorded in the audit",
+			Wants: noWayTo(privateTCP()...),
+			try:   recorded(privateTCP()),
+		},
+		{
+			ID: "egress.opened", Group: Egress, limit: short,
+			Tried: "reach what --egress-allow lists, and what is next to it", Expected: "nothing but what is listed is reached",
+			Wants: []Want{noWay("addresses on it").unless(opening{list: true}), noWay("hosts on it").unless(opening{list: true}), noWay("names next to it").unless(opening{every: true}), noWay("other ports of it").unless(opening{every: true})},
+			try:   tryOpened,
 		},
 		{
 			ID: "egress.udp", Group: Egress, limit: short,
 			Tried: "send UDP to public addresses", Expected: "no answer within 5 s, and recorded in the audit",
-			Wants: []Want{noWay("UDP to a public address"), control("the refusal is in the audit")},
-			try: recorded([]string{publicHost + ":123"},
+			Wants: []Want{noWay("UDP to a public address"), control(refusalOf(publicHost + ":123"))},
+			try: recorded([]destination{{at: netip.MustParseAddrPort(publicHost + ":123"), quiet: true}},
 				job{What: "UDP to a public address", Kind: "udp", Targets: []endpoint{{publicHost, 123}, {publicHost2, 4433}}}),
 		},
 		{
 			ID: "egress.dns", Group: Egress, limit: short,
 			Tried: "query public DNS resolvers, and tunnel data in names", Expected: "no name is resolved, and recorded in the audit",
-			Wants: []Want{noWay("a tunnel to a public resolver"), noWay("a public resolver by TCP"), noWay("a tunnel through the sandbox's own resolver"), control("the refusal is in the audit")},
-			try:   tryDNS,
+			Wants: slices.Concat([]Want{
+				noWay("a tunnel to a public resolver").unless(opening{at: netip.MustParseAddrPort(publicHost + ":53")}),
+				noWay("a tunnel through the sandbox's own resolver").unless(opening{name: "any." + tunnelDomain}),
+				control("the refusal of the tunnel is in the audit").unless(opening{name: "any." + tunnelDomain}),
+			}, noWayTo(resolverTCP()...)),
+			try: tryDNS,
 		},
 		{
 			ID: "egress.icmp", Group: Egress, limit: short,
@@ -93,15 +108,14 @@ func table() []*Check {
 		{
 			ID: "egress.metadata", Group: Egress, limit: short,
 			Tried: "connect to cloud metadata services", Expected: "refused within 5 s, and recorded in the audit",
-			Wants: []Want{noWay("a metadata address"), noWay("a metadata name"), control("the refusal is in the audit")},
-			try: recorded([]string{"169.254.169.254:80", "169.254.170.2:80"},
-				job{What: "a metadata address", Kind: "tcp", Targets: []endpoint{{"169.254.169.254", 80}, {"169.254.170.2", 80}, {"100.100.100.200", 80}, {"168.63.129.16", 80}, {"fd00:ec2::254", 80}}},
-				job{What: "a metadata name", Kind: "resolve", Targets: []string{"metadata.google.internal", "metadata.azure.internal"}}),
+			Wants: slices.Concat(noWayTo(metadataTCP()...), noWayToNames(metadataNames()...), []Want{noWay("a metadata service over IPv6")}),
+			try: recorded(metadataTCP(), append(nameJobs(metadataNames()...),
+				job{What: "a metadata service over IPv6", Kind: "tcp", Targets: []endpoint{{"fd00:ec2::254", 80}}})...),
 		},
 		{
 			ID: "egress.host", Group: Egress, limit: short,
 			Tried: "connect to ports of the server's machine", Expected: "refused within 5 s",
-			Wants: []Want{noWay("the machine's addresses"), noWay("the gateway's other ports"), hidden("the API at the gateway, without a key")},
+			Wants: []Want{noWay("the machine's addresses"), noWay("what it serves to everybody").unless(opening{own: true}), noWay("the gateway's other ports"), hidden("the API at the gateway, without a key")},
 			try:   tryHost,
 		},
 		{
@@ -122,6 +136,15 @@ func table() []*Check {
 			Tried: "request ports of a sandbox on which nothing listens", Expected: "an error within 10 s",
 			Wants: []Want{refused("a closed port"), refused("an invalid port"), refused("a port of an unknown sandbox")},
 			try:   tryClosedPorts,
+		},
+		{
+			ID: "ports.traffic", Group: Ports, limit: short,
+			Tried: "request a port of a sandbox without its traffic token", Expected: "refused",
+			Wants: []Want{
+				control("with its token"), refused("without a token").unless(opening{ports: true}), refused("with another sandbox's token").unless(opening{ports: true}),
+				refused("without a token, of a sandbox whose creator closed it"),
+			},
+			try: tryTraffic,
 		},
 		{
 			ID: "ports.guest", Group: Ports, limit: short,
@@ -216,15 +239,24 @@ func inside(jobs ...job) func(context.Context, *session) ([]Attempt, error) {
 	}
 }
 
-// recorded makes attempts in the shared sandbox, and then looks for their refusals in the
-// audit.
-func recorded(match []string, jobs ...job) func(context.Context, *session) ([]Attempt, error) {
+// recorded makes attempts in the shared sandbox and tries to reach destinations from there,
+// and then looks for the refusals of these in the audit.
+func recorded(to []destination, jobs ...job) func(context.Context, *session) ([]Attempt, error) {
+	for _, d := range to {
+		if !d.quiet {
+			jobs = append(jobs, job{What: d.what(), Kind: "reach", Targets: []endpoint{{d.at.Addr().String(), int(d.at.Port())}}})
+		}
+	}
 	return func(ctx context.Context, s *session) ([]Attempt, error) {
 		made, err := inside(jobs...)(ctx, s)
 		if err != nil {
 			return made, err
 		}
-		return append(made, s.box.recorded(ctx, "the refusal is in the audit", match...)), nil
+		var of []string
+		for _, d := range to {
+			of = append(of, d.at.String())
+		}
+		return append(made, s.box.refusals(ctx, of...)...), nil
 	}
 }
 
@@ -317,13 +349,21 @@ func tryOtherFiles(ctx context.Context, s *session) ([]Attempt, error) {
 	return append(made, wrote), errors.Join(err, other.kill(ctx))
 }
 
+// tunnelDomain is a domain that nobody has.
+const tunnelDomain = "exfiltrated.example"
+
 func tryDNS(ctx context.Context, s *session) ([]Attempt, error) {
-	name := s.marker + ".exfiltrated.example"
-	return recorded([]string{name},
+	name := s.marker + "." + tunnelDomain
+	made, err := recorded(resolverTCP(),
 		job{What: "a tunnel to a public resolver", Kind: "dns", Lookup: name, Targets: []endpoint{{publicHost, 53}, {publicHost2, 53}}},
-		job{What: "a public resolver by TCP", Kind: "tcp", Targets: []endpoint{{publicHost, 53}, {publicHost2, 853}}},
 		job{What: "a tunnel through the sandbox's own resolver", Kind: "resolve", Targets: []string{name, "data." + name}},
 	)(ctx, s)
+	if err != nil {
+		return made, err
+	}
+	refusal := s.box.refusals(ctx, name)[0]
+	refusal.What = "the refusal of the tunnel is in the audit"
+	return append(made, refusal), nil
 }
 
 // gateway is the only other address on a sandbox's link. The server serves sandboxes there.
@@ -338,36 +378,62 @@ func tryHost(ctx context.Context, s *session) ([]Attempt, error) {
 		return nil, err
 	}
 	ports := append([]uint16{22}, s.Machine.Ports...)
-	return inside(hostPortJobs(hosts, gateway, ports)...)(ctx, s)
+	made, err := inside(hostPortJobs(&s.Settings, hosts, gateway, ports)...)(ctx, s)
+	const open = "what it serves to everybody"
+	if err == nil && !slices.ContainsFunc(made, func(a Attempt) bool { return a.What == open }) {
+		made = append(made, Attempt{open, Absent, "no setting opens a port of it"})
+	}
+	return made, err
 }
 
 // hostPortJobs returns attempts to connect to ports of the machine, at its own addresses and
-// at the gateway.
-func hostPortJobs(hosts []string, gate string, ports []uint16) []job {
+// at the gateway. Those that settings open are an attempt of their own, so that they hide
+// none of the others.
+func hostPortJobs(settings *Settings, hosts []string, gate string, ports []uint16) []job {
 	// The server serves sandboxes there: postern.internal, and those of mail.
 	serving := []uint16{25, 80, 443, 465, 587, 2525}
-	machine, other := []endpoint{}, []endpoint{}
+	machine, open, other := []endpoint{}, []endpoint{}, []endpoint{}
 	for _, p := range ports {
 		for _, h := range hosts {
-			machine = append(machine, endpoint{h, p})
+			if settings.opensOwn(h, p) {
+				open = append(open, endpoint{h, p})
+			} else {
+				machine = append(machine, endpoint{h, p})
+			}
 		}
 		if !slices.Contains(serving, p) {
 			other = append(other, endpoint{gate, p})
 		}
 	}
-	if len(hosts) == 0 { // the machine has no network: only the gateway can be tried
+	if len(machine) == 0 { // the machine has no network: only the gateway can be tried
 		machine = other
 	}
 	const request = "GET /v2/sandboxes HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-	return []job{
+	jobs := []job{
 		{What: "the machine's addresses", Kind: "tcp", Targets: machine},
 		{What: "the gateway's other ports", Kind: "tcp", Targets: other},
 		{What: "the API at the gateway, without a key", Kind: "http", Targets: [][3]any{{gate, 80, request}}},
 	}
+	if len(open) > 0 {
+		jobs = append(jobs, job{What: "what it serves to everybody", Kind: "tcp", Targets: open})
+	}
+	return jobs
 }
 
 // errElsewhere is the error of checks that must look at the server's machine.
 var errElsewhere = errors.New("the server runs on another machine, or this user may not inspect its process: run this as root on the server's machine")
+
+// servedPort is where box.serve listens.
+const servedPort = 7391
+
+// serve starts a web server in the sandbox, on all of its addresses.
+func (b *box) serve(ctx context.Context) error {
+	source := fmt.Sprintf("import os, socket, sys, time\nl = socket.create_server(('0.0.0.0', %d))\nif os.fork(): sys.exit()\nos.setsid(); os.close(0); os.close(1); os.close(2)\nfor _ in range(99):\n c, _ = l.accept(); c.recv(4096); c.send(b'HTTP/1.0 200 OK\\r\\n\\r\\n'); c.close()", servedPort)
+	if _, code, err := b.run(ctx, nil, "python3", "-I", "-c", source); err != nil || code != 0 {
+		return errors.Join(err, fmt.Errorf("the server in sandbox %s exited with status %d", b.id, code))
+	}
+	return nil
+}
 
 func tryNeighbour(ctx context.Context, s *session) ([]Attempt, error) {
 	b, err := s.shared(ctx)
@@ -378,17 +444,15 @@ func tryNeighbour(ctx context.Context, s *session) ([]Attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The server listens on all addresses of its sandbox. Which address another sandbox
-	// could use for it is a guess.
-	const port = 7391
-	serve := fmt.Sprintf("import os, socket, sys, time\nl = socket.create_server(('0.0.0.0', %d))\nif os.fork(): sys.exit()\nos.setsid(); os.close(0); os.close(1); os.close(2)\nfor _ in range(99):\n c, _ = l.accept(); c.send(b'HTTP/1.0 200 OK\\r\\n\\r\\n'); c.close()", port)
-	if _, code, err := other.run(ctx, nil, "python3", "-I", "-c", serve); err != nil || code != 0 {
-		return nil, errors.Join(err, fmt.Errorf("the server in the other sandbox exited with status %d", code))
+	if err := other.serve(ctx); err != nil {
+		return nil, err
 	}
-	control, err := other.attempts(ctx, job{What: "the server in the other sandbox", Kind: "tcp", Targets: []endpoint{{"127.0.0.1", port}}})
+	control, err := other.attempts(ctx, job{What: "the server in the other sandbox", Kind: "tcp", Targets: []endpoint{{"127.0.0.1", servedPort}}})
 	if err != nil {
 		return nil, err
 	}
+	// Which address another sandbox could use for it is a guess.
+	const port = servedPort
 	var near []endpoint
 	for i := range 12 {
 		near = append(near, endpoint{fmt.Sprintf("10.0.0.%d", i), port})
@@ -449,6 +513,35 @@ func (b *box) guestStatus(ctx context.Context, token string) (int, error) {
 	defer resp.Body.Close()
 	_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10))
 	return resp.StatusCode, err
+}
+
+func tryTraffic(ctx context.Context, s *session) ([]Attempt, error) {
+	b, err := s.create(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	// Its creator asks for a token. So no setting of the operator opens it.
+	closed, err := s.create(ctx, map[string]any{"secure": true, "network": map[string]any{"allowPublicTraffic": false}})
+	if err != nil {
+		return nil, err
+	}
+	for _, each := range []*box{b, closed} {
+		if err := each.serve(ctx); err != nil {
+			return nil, err
+		}
+	}
+	with := func(b *box, token string) func(context.Context) (int, error) {
+		return func(ctx context.Context) (int, error) { return b.get(ctx, servedPort, token) }
+	}
+	if a := request(ctx, "x", with(closed, closed.traffic)); a.Outcome != Done {
+		return nil, fmt.Errorf("the server in the closed sandbox: %v", a)
+	}
+	return []Attempt{
+		request(ctx, "with its token", with(b, b.traffic)),
+		request(ctx, "without a token", with(b, "")),
+		request(ctx, "with another sandbox's token", with(b, closed.traffic)),
+		request(ctx, "without a token, of a sandbox whose creator closed it", with(closed, "")),
+	}, errors.Join(b.kill(ctx), closed.kill(ctx))
 }
 
 func tryGuestPort(ctx context.Context, s *session) ([]Attempt, error) {

@@ -2,7 +2,7 @@
 # as one line of JSON. The argument is a JSON array of jobs. A job has a name ("what"), a
 # kind, and the fields of its kind. A job with "root": true runs as root if the template's
 # user may use sudo.
-import concurrent.futures, ctypes, errno, glob, hashlib, json, os, re, socket, struct, subprocess, sys, tempfile, time
+import concurrent.futures, ctypes, errno, glob, hashlib, json, os, re, socket, ssl, struct, subprocess, sys, tempfile, time
 
 LIMIT = 5  # seconds for each target
 
@@ -75,6 +75,45 @@ def memory(pid):
 def tcp(t):
     socket.create_connection((t[0], t[1]), timeout=LIMIT).close()
     return "done", "connected"
+
+
+def reach(t):
+    # Whether a peer is reached, and not only the wall, which answers some connections itself
+    # to read the name on them. The text is no message of a protocol, so the wall resets the
+    # connection without a byte, and most servers answer with an error. Whatever else happens
+    # counts as reached: a peer that says nothing can read.
+    s = socket.create_connection((t[0], t[1]), timeout=LIMIT)
+    try:
+        s.sendall(b"\0postern verify\r\n\r\n")
+        got = s.recv(64)
+    except TimeoutError:
+        return "done", "connected, and held open"
+    except ConnectionError as e:
+        return "refused", errno.errorcode.get(e.errno, type(e).__name__) + " without an answer"
+    finally:
+        s.close()
+    return "done", "the peer answered" if got else "connected, and closed by the peer"
+
+
+def web(t):
+    # A request to a host, by its name: the first message shows it, as the wall wants.
+    host, port = t[0], t[1]
+    s = socket.create_connection((host, port), timeout=LIMIT)
+    try:
+        if port != 80:
+            c = ssl.create_default_context()
+            c.check_hostname, c.verify_mode = False, ssl.CERT_NONE
+            try:
+                c.wrap_socket(s, server_hostname=host)
+            except ssl.SSLError as e:
+                if isinstance(e, ssl.SSLEOFError) or "ACCESS_DENIED" in (e.reason or ""):
+                    return "refused", e.reason or "closed"
+            return "done", "the peer answered"
+        s.sendall(b"HEAD / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % host.encode())
+        got = s.recv(64)
+        return ("refused", "403") if not got or b" 403 " in got else ("done", "the peer answered")
+    finally:
+        s.close()
 
 
 def udp(t):
@@ -286,7 +325,7 @@ def loopback(_):
     return tcp(l.getsockname())
 
 
-KINDS = {"read": read, "list": listing, "write": write, "memory": memory, "tcp": tcp, "udp": udp, "resolve": resolve, "icmp": icmp, "raw": raw,
+KINDS = {"read": read, "list": listing, "write": write, "memory": memory, "tcp": tcp, "reach": reach, "web": web, "udp": udp, "resolve": resolve, "icmp": icmp, "raw": raw,
          "mount": mount, "device": device, "ptrace": ptrace, "module": module, "http": http, "loopback": loopback}
 
 

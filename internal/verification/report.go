@@ -20,15 +20,19 @@ type Report struct {
 	Started  time.Time `json:"started"`
 	Passed   int       `json:"passed"`
 	Failed   int       `json:"failed"`
+	Open     int       `json:"open"` // by configuration; not among Passed
 	Results  []Result  `json:"results"`
 	Note     string    `json:"note"` // what the results cannot prove
 }
 
 func (r *Report) add(out Result) {
 	r.Results = append(r.Results, out)
-	if out.Passed {
+	switch out.State {
+	case Pass:
 		r.Passed++
-	} else {
+	case Open:
+		r.Open++
+	case Fail:
 		r.Failed++
 	}
 }
@@ -46,14 +50,17 @@ func (r *Report) Digest() string {
 // Line returns a result as text for a terminal of 100 columns: a line of what was tried,
 // then what was seen and expected.
 func (r *Result) Line() string {
-	mark := "ok  "
-	if !r.Passed {
+	mark, text := "ok  ", r.Seen+"; expected "+r.Expected
+	switch r.State {
+	case Pass:
+	case Fail:
 		mark = "FAIL"
+	case Open:
+		mark, text = "open", r.Seen+"; open by configuration: "+strings.Join(r.Settings, ", ")
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %-20s %s\n", mark, r.ID, fit(r.Tried, 64))
-	lead, text := "seen", r.Seen+"; expected "+r.Expected
-	fmt.Fprintf(&b, "      %5d ms  %s: ", r.Duration, lead)
+	fmt.Fprintf(&b, "      %5d ms  seen: ", r.Duration)
 	at := 20
 	for i, w := range strings.Fields(text) {
 		if i > 0 && at+1+len([]rune(w)) > 100 {
@@ -79,22 +86,27 @@ func fit(s string, most int) string {
 }
 
 // JUnit returns the report as JUnit XML, which CI services read, with a suite for each
-// group.
+// group. A check that is open by configuration is a skipped test case.
 func (r *Report) JUnit() ([]byte, error) {
 	type failure struct {
 		Message string `xml:"message,attr"`
 		Text    string `xml:",chardata"`
+	}
+	type skipped struct {
+		Message string `xml:"message,attr"`
 	}
 	type testcase struct {
 		Class   string   `xml:"classname,attr"`
 		Name    string   `xml:"name,attr"`
 		Time    string   `xml:"time,attr"` // seconds
 		Failure *failure `xml:"failure"`
+		Skipped *skipped `xml:"skipped"`
 	}
 	type suite struct {
 		Name     string     `xml:"name,attr"`
 		Tests    int        `xml:"tests,attr"`
 		Failures int        `xml:"failures,attr"`
+		Skipped  int        `xml:"skipped,attr"`
 		Time     string     `xml:"time,attr"`
 		Stamp    string     `xml:"timestamp,attr"`
 		Cases    []testcase `xml:"testcase"`
@@ -104,10 +116,11 @@ func (r *Report) JUnit() ([]byte, error) {
 		Name     string   `xml:"name,attr"`
 		Tests    int      `xml:"tests,attr"`
 		Failures int      `xml:"failures,attr"`
+		Skipped  int      `xml:"skipped,attr"`
 		Suites   []*suite `xml:"testsuite"`
 	}
 	seconds := func(ms int64) string { return fmt.Sprintf("%d.%03d", ms/1000, ms%1000) }
-	all := suites{Name: "postern verify", Tests: r.Passed + r.Failed, Failures: r.Failed}
+	all := suites{Name: "postern verify", Tests: r.Passed + r.Failed + r.Open, Failures: r.Failed, Skipped: r.Open}
 	took := map[*suite]int64{}
 	for i := range r.Results {
 		x := &r.Results[i]
@@ -123,7 +136,12 @@ func (r *Report) JUnit() ([]byte, error) {
 		}
 		c := testcase{Class: "postern.verify." + string(x.Group), Name: x.ID + ": " + x.Tried, Time: seconds(x.Duration)}
 		s.Tests++
-		if !x.Passed {
+		switch x.State {
+		case Pass:
+		case Open:
+			s.Skipped++
+			c.Skipped = &skipped{"open by configuration: " + strings.Join(x.Settings, ", ") + ": " + x.Seen}
+		case Fail:
 			s.Failures++
 			c.Failure = &failure{Message: x.Seen, Text: "tried: " + x.Tried + "\nexpected: " + x.Expected + "\nseen: " + x.Seen + "\n"}
 		}

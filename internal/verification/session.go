@@ -39,6 +39,8 @@ type Server struct {
 	Template string         // template of the sandboxes; empty means "base"
 	ID       string         // of the verification, as in the server's log; empty if it was not announced
 
+	Settings Settings // what its operator opened; the zero value: nothing
+
 	Machine *Machine // the server's machine; nil if it is not this one
 }
 
@@ -290,23 +292,34 @@ func (b *box) get(ctx context.Context, port int, token string) (int, error) {
 	return resp.StatusCode, err
 }
 
-// recorded returns the attempt to find, in the audit, the wall's refusals of all addresses
-// or names in match. Without it a machine that has no network at all would pass.
-func (b *box) recorded(ctx context.Context, what string, match ...string) Attempt {
-	var text strings.Builder
+// refusalOf names the attempt to find the wall's refusal of an address or a name.
+func refusalOf(what string) string { return "the refusal of " + what + " is in the audit" }
+
+// refusals returns, for each address or name, the attempt to find in the audit that the wall
+// refused it. Without them a machine that has no network at all would pass.
+func (b *box) refusals(ctx context.Context, of ...string) (made []Attempt) {
+	seen := map[string]bool{}
 	for e, err := range b.s.API.Audit.List(ctx, client.AuditQuery{Object: b.id, Verb: string(audit.EgressDenied), Limit: 1000}) {
+		var fields audit.Fields
+		if err == nil {
+			err = json.Unmarshal(e.Detail, &fields)
+		}
 		if err != nil {
-			return Attempt{what, Broken, "read the audit: " + clean(err.Error())}
+			for _, o := range of {
+				made = append(made, Attempt{refusalOf(o), Broken, "read the audit: " + clean(err.Error())})
+			}
+			return made
 		}
-		text.Write(e.Detail)
-		text.WriteByte('\n')
+		seen[fields["dst"]], seen[strings.TrimSuffix(fields["name"], ".")] = true, true // names of DNS questions end with a dot
 	}
-	for _, m := range match {
-		if !strings.Contains(text.String(), m) {
-			return Attempt{what, Absent, m + " is not in the audit"}
+	for _, o := range of {
+		a := Attempt{refusalOf(o), Absent, ""}
+		if seen[o] {
+			a.Outcome = Done
 		}
+		made = append(made, a)
 	}
-	return Attempt{what, Done, fmt.Sprintf("%d refusals in the audit", len(match))}
+	return made
 }
 
 func hash(s string) string {

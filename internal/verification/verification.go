@@ -6,6 +6,10 @@
 // here, on this machine. [Check.Judge] then compares the outcomes. It needs no server, so
 // the tests can show that each check fails where the isolation has a hole.
 //
+// What the server's operator opened on purpose is no hole: such a check is [Open], and names
+// the setting ([Settings]). Each attempt is judged by itself, so a check fails nevertheless if
+// it reaches more than that setting opens.
+//
 // A check never passes by default. An attempt that was not made, or not in time, is a
 // failure. Most checks have a control, an attempt that must succeed: a probe that can do
 // nothing at all must not pass as proof of isolation.
@@ -45,22 +49,27 @@ type Attempt struct {
 type Want struct {
 	What string
 	Any  []Outcome
+
+	opened opening // by which settings it may have another one
 }
 
+// unless returns w, which may also succeed if a setting opens o.
+func (w Want) unless(o opening) Want { w.opened = o; return w }
+
 // control wants an attempt to succeed. It shows that the check's other attempts were real.
-func control(what string) Want { return Want{what, []Outcome{Done}} }
+func control(what string) Want { return Want{What: what, Any: []Outcome{Done}} }
 
 // refused wants an attempt to fail at once.
-func refused(what string) Want { return Want{what, []Outcome{Refused}} }
+func refused(what string) Want { return Want{What: what, Any: []Outcome{Refused}} }
 
 // noWay wants an attempt to fail in any way.
-func noWay(what string) Want { return Want{what, []Outcome{Refused, Absent, Silent}} }
+func noWay(what string) Want { return Want{What: what, Any: []Outcome{Refused, Absent, Silent}} }
 
 // absent wants an attempt to find nothing.
-func absent(what string) Want { return Want{what, []Outcome{Absent}} }
+func absent(what string) Want { return Want{What: what, Any: []Outcome{Absent}} }
 
 // hidden wants something to be unreadable, whether it exists or not.
-func hidden(what string) Want { return Want{what, []Outcome{Refused, Absent}} }
+func hidden(what string) Want { return Want{What: what, Any: []Outcome{Refused, Absent}} }
 
 // A Group is a set of checks that can be asked for by name.
 type Group string
@@ -94,6 +103,16 @@ type Check struct {
 	try   func(ctx context.Context, s *session) ([]Attempt, error)
 }
 
+// A Verdict is what the attempts of a check came to.
+type Verdict string
+
+// The verdicts.
+const (
+	Pass Verdict = "pass" // everything was as wanted
+	Fail Verdict = "fail" // there is a hole, or an attempt could not be made
+	Open Verdict = "open" // open by configuration: only settings of the operator opened what could be reached
+)
+
 // A Result is the result of a check.
 type Result struct {
 	ID       string    `json:"id"`
@@ -101,20 +120,24 @@ type Result struct {
 	Tried    string    `json:"tried"`
 	Expected string    `json:"expected"`
 	Seen     string    `json:"seen"`
-	Passed   bool      `json:"passed"`
+	State    Verdict   `json:"state"`
+	Settings []string  `json:"settings,omitempty"` // those that opened it
+	Passed   bool      `json:"passed"`             // State is not Fail
 	Duration int64     `json:"duration_ms"`
 	Attempts []Attempt `json:"attempts"`
 }
 
-// Judge compares attempts with c.Wants, and returns what was seen and whether the check
-// passes. An attempt that is missing, made twice or not wanted fails the check: a program in
-// the sandbox that prints lines of its own must not be able to hide one of the probe's.
-func (c *Check) Judge(made []Attempt, err error) (seen string, ok bool) {
-	var wrong []string
+// Judge compares attempts with c.Wants, and returns what was seen and what it comes to. An
+// attempt that is missing, made twice or not wanted fails the check: a program in the sandbox
+// that prints lines of its own must not be able to hide one of the probe's. What server opens
+// excuses those attempts alone that it opens.
+func (c *Check) Judge(server *Settings, made []Attempt, err error) (seen string, state Verdict, settings []string) {
+	var wrong, opened []string
 	if err != nil {
-		wrong = append(wrong, "not completed: "+clean(err.Error()))
+		wrong = append(wrong, "not completed: "+clean(strings.ReplaceAll(err.Error(), "\n", "; ")))
 	}
-	for _, w := range c.Wants {
+	for i := range c.Wants {
+		w := &c.Wants[i]
 		var found []Attempt
 		for _, a := range made {
 			if a.What == w.What {
@@ -127,7 +150,13 @@ func (c *Check) Judge(made []Attempt, err error) (seen string, ok bool) {
 			wrong = append(wrong, w.What+": was not tried")
 		case len(found) > 1:
 			wrong = append(wrong, w.What+": has more than one outcome")
-		case !slices.Contains(w.Any, found[0].Outcome):
+		case slices.Contains(w.Any, found[0].Outcome):
+		case found[0].Outcome != Broken && server.opens(&w.opened) != "":
+			opened = append(opened, found[0].String())
+			if by := server.opens(&w.opened); !slices.Contains(settings, by) {
+				settings = append(settings, by)
+			}
+		default:
 			wrong = append(wrong, found[0].String())
 		}
 	}
@@ -136,10 +165,13 @@ func (c *Check) Judge(made []Attempt, err error) (seen string, ok bool) {
 			wrong = append(wrong, clean(a.What)+": is not an attempt of this check")
 		}
 	}
-	if len(wrong) > 0 {
-		return strings.Join(wrong, "; "), false
+	switch {
+	case len(wrong) > 0:
+		return strings.Join(wrong, "; "), Fail, nil
+	case len(opened) > 0:
+		return strings.Join(opened, "; "), Open, settings
 	}
-	return summary(made), true
+	return summary(made), Pass, nil
 }
 
 // String returns the attempt in one line.
@@ -216,7 +248,8 @@ func Run(ctx context.Context, server Server, checks []*Check, seen func(Result))
 		begin := time.Now()
 		made, err := s.make(ctx, c)
 		out := Result{ID: c.ID, Group: c.Group, Tried: c.Tried, Expected: c.Expected, Attempts: made, Duration: time.Since(begin).Milliseconds()}
-		out.Seen, out.Passed = c.Judge(made, err)
+		out.Seen, out.State, out.Settings = c.Judge(&s.Settings, made, err)
+		out.Passed = out.State != Fail
 		r.add(out)
 		seen(out)
 	}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -63,6 +64,44 @@ func listener(t *testing.T, host string) endpoint {
 		}
 	}()
 	return endpoint{host, l.Addr().(*net.TCPAddr).Port}
+}
+
+// peerOf accepts connections on a loopback address and handles each with f, which closes it.
+func peerOf(t *testing.T, f func(net.Conn)) endpoint {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go f(c)
+		}
+	}()
+	return endpoint{"127.0.0.1", l.Addr().(*net.TCPAddr).Port}
+}
+
+// The peers that a hole can lead to: each shows in another way that it was reached.
+func talkative(c net.Conn) { _, _ = c.Write([]byte("hello")); c.Close() }
+func silent(c net.Conn)    { _, _ = io.Copy(io.Discard, c); c.Close() }
+func reading(c net.Conn)   { _, _ = c.Read(make([]byte, 1500)); c.Close() }
+
+// reached makes the attempts to reach destinations, which are peers on this machine, and those
+// to find the refusals that a wall with this hole does not have.
+func reached(t *testing.T, f func(net.Conn), to ...destination) (made []Attempt) {
+	t.Helper()
+	for _, d := range to {
+		if !d.quiet {
+			made = append(made, onHost(t, nil, job{What: d.what(), Kind: "reach", Targets: []endpoint{peerOf(t, f)}})...)
+		}
+		made = append(made, Attempt{refusalOf(d.at.String()), Absent, ""})
+	}
+	return made
 }
 
 // answering serves UDP on a loopback address: it answers each datagram with f's result.
@@ -194,7 +233,12 @@ var holes = map[string]func(t *testing.T) []Attempt{
 	},
 	"files.kernel": func(t *testing.T) []Attempt { return onHost(t, nil, kernelJobs(child(t))[3]) },
 	"egress.tcp": func(t *testing.T) []Attempt {
-		return onHost(t, nil, job{What: "TCP to a public address", Kind: "tcp", Targets: []endpoint{{"127.0.0.1", 1}, listener(t, "127.0.0.1")}})
+		return slices.Concat(reached(t, talkative, publicTCP()[:2]...), reached(t, silent, publicTCP()[2]), reached(t, reading, publicTCP()[3]))
+	},
+	"egress.private": func(t *testing.T) []Attempt { return reached(t, talkative, privateTCP()...) },
+	"egress.opened": func(t *testing.T) []Attempt {
+		return append(onHost(t, nil, job{What: "names next to it", Kind: "resolve", Targets: []string{"localhost"}}),
+			onHost(t, nil, job{What: "addresses on it", Kind: "reach", Targets: []endpoint{peerOf(t, reading)}}, job{What: "hosts on it", Kind: "web", Targets: []endpoint{peerOf(t, talkative)}}, job{What: "other ports of it", Kind: "reach", Targets: []endpoint{peerOf(t, talkative)}})...)
 	},
 	"egress.udp": func(t *testing.T) []Attempt {
 		return onHost(t, nil, job{What: "UDP to a public address", Kind: "udp", Targets: []endpoint{answering(t, func(b []byte) []byte { return b })}})
@@ -205,8 +249,9 @@ var holes = map[string]func(t *testing.T) []Attempt{
 			binary.BigEndian.PutUint16(a[2:], 0x8180)
 			return a
 		})
-		return onHost(t, nil, job{What: "a tunnel to a public resolver", Kind: "dns", Lookup: "data.example", Targets: []endpoint{resolver}},
+		made := onHost(t, nil, job{What: "a tunnel to a public resolver", Kind: "dns", Lookup: "data.example", Targets: []endpoint{resolver}},
 			job{What: "a tunnel through the sandbox's own resolver", Kind: "resolve", Targets: []string{"localhost"}})
+		return append(append(made, Attempt{"the refusal of the tunnel is in the audit", Absent, ""}), reached(t, talkative, resolverTCP()...)...)
 	},
 	"egress.icmp": func(t *testing.T) []Attempt {
 		return onHost(t, nil, job{What: "ping a public address", Kind: "icmp", Targets: []string{"127.0.0.1"}})
@@ -215,13 +260,17 @@ var holes = map[string]func(t *testing.T) []Attempt{
 		return onHost(t, nil, job{What: "TCP over IPv6", Kind: "tcp", Targets: []endpoint{listener(t, "::1")}})
 	},
 	"egress.metadata": func(t *testing.T) []Attempt {
-		return onHost(t, nil, job{What: "a metadata address", Kind: "tcp", Targets: []endpoint{listener(t, "127.0.0.1")}},
-			job{What: "a metadata name", Kind: "resolve", Targets: []string{"localhost"}})
+		made := onHost(t, nil, job{What: "a metadata service over IPv6", Kind: "tcp", Targets: []endpoint{listener(t, "127.0.0.1")}})
+		for _, n := range metadataNames() {
+			made = append(made, onHost(t, nil, job{What: "the name " + n, Kind: "resolve", Targets: []string{"localhost"}})...)
+		}
+		return append(made, reached(t, talkative, metadataTCP()...)...)
 	},
 	"egress.host": func(t *testing.T) []Attempt {
 		s := careless(t)
 		at := endpoint{"127.0.0.1", s.Machine.Ports[0]}
-		jobs := hostPortJobs([]string{"127.0.0.1"}, "127.0.0.1", s.Machine.Ports)
+		jobs := hostPortJobs(&Settings{EgressAllow: []string{"127.0.0.2"}}, []string{"127.0.0.1", "127.0.0.2"}, "127.0.0.1", s.Machine.Ports)
+		jobs[3].Targets = []endpoint{listener(t, "127.0.0.1")}
 		jobs[2].Targets = [][3]any{{at[0], at[1], "GET /v2/sandboxes HTTP/1.0\r\n\r\n"}}
 		return onHost(t, nil, jobs...)
 	},
@@ -230,7 +279,10 @@ var holes = map[string]func(t *testing.T) []Attempt{
 	},
 	"egress.raw":   func(t *testing.T) []Attempt { return onHost(t, nil, rawJobs()...) },
 	"ports.closed": func(t *testing.T) []Attempt { return tried(t, "ports.closed") },
-	"ports.guest":  func(t *testing.T) []Attempt { return tried(t, "ports.guest") },
+	"ports.traffic": func(*testing.T) []Attempt {
+		return []Attempt{{"without a token", Done, "200"}, {"with another sandbox's token", Done, "200"}, {"without a token, of a sandbox whose creator closed it", Done, "200"}}
+	},
+	"ports.guest": func(t *testing.T) []Attempt { return tried(t, "ports.guest") },
 	"ports.key": func(t *testing.T) []Attempt {
 		return append(tried(t, "ports.key")[:1], (&Machine{Log: file(t, "log", "wrong key "+planted)}).inLog("the key in the log", planted))
 	},
@@ -286,7 +338,7 @@ func TestEachCheckFailsWhereThereIsAHole(t *testing.T) {
 	for _, c := range table() {
 		t.Run(c.ID, func(t *testing.T) {
 			t.Parallel()
-			if seen, ok := c.Judge(safe(c), nil); !ok {
+			if seen, state, _ := c.Judge(&Settings{}, safe(c), nil); state != Pass {
 				t.Fatalf("it fails without a hole: %s", seen)
 			}
 			hole := holes[c.ID]
@@ -309,16 +361,154 @@ func TestEachCheckFailsWhereThereIsAHole(t *testing.T) {
 				}
 				made := safe(c)
 				made[i] = a
-				if seen, ok := c.Judge(made, nil); ok {
-					t.Errorf("%v: the check passes: %s", a, seen)
+				seen, state, _ := c.Judge(&Settings{}, made, nil)
+				if state != Fail {
+					t.Errorf("%v: the check is %s: %s", a, state, seen)
 				} else {
 					t.Logf("the check fails: %s", seen)
 				}
+				besideSettings(t, c, &c.Wants[i], made)
 			}
 		})
 	}
 	for id := range holes {
 		find(t, id)
+	}
+}
+
+// everything is what an operator can open at most by settings that name no single address.
+var everything = Settings{Egress: "allow", EgressAllow: []string{"listed.example", "*.listed.example"}, PublicPorts: true, OwnPorts: []int{443}}
+
+// besideSettings judges a hole at one attempt, want, of a server whose operator opened
+// something: a hole stays one unless the setting opens that very attempt.
+func besideSettings(t *testing.T, c *Check, want *Want, made []Attempt) {
+	t.Helper()
+	seen, state, settings := c.Judge(&everything, made, nil)
+	switch by := everything.opens(&want.opened); {
+	case by == "" && state != Fail:
+		t.Errorf("%s is %s although no setting opens it: %s", want.What, state, seen)
+	case by != "" && (state != Open || !slices.Equal(settings, []string{by})):
+		t.Errorf("%s is %s by %v, want open by %s: %s", want.What, state, settings, by, seen)
+	}
+	// A setting that opens something else opens not this.
+	other := Settings{EgressAllow: []string{"8.8.8.8", "203.0.113.0/24", "other.example:9443"}}
+	if seen, state, _ := c.Judge(&other, made, nil); state != Fail && !want.opened.list && !want.opened.own {
+		t.Errorf("%s is %s beside %v: %s", want.What, state, other.EgressAllow, seen)
+	}
+	// Another attempt of the same check that fails is not hidden by an open one.
+	for i := range c.Wants {
+		if w := &c.Wants[i]; w != want && everything.opens(&w.opened) == "" {
+			both := slices.Clone(made)
+			both[i].Outcome = Broken
+			if seen, state, _ := c.Judge(&everything, both, nil); state != Fail {
+				t.Errorf("%s fails and the check is %s: %s", w.What, state, seen)
+			}
+		}
+	}
+}
+
+// TestSettingsOpenOnlyWhatTheyName: an attempt is open by the settings that name what it
+// reaches, and by no others.
+func TestSettingsOpenOnlyWhatTheyName(t *testing.T) {
+	t.Parallel()
+	at := func(s string, bits int) opening { return opening{at: netip.MustParseAddrPort(s), bits: bits} }
+	list := func(of ...string) Settings { return Settings{Egress: "deny", EgressAllow: of} }
+	all := Settings{Egress: "allow"}
+	for _, tt := range []struct {
+		name string
+		s    Settings
+		o    opening
+		want string
+	}{
+		{"nothing", Settings{}, at("1.1.1.1:443", 0), ""},
+		{"the Internet", all, at("1.1.1.1:443", 0), "--egress=allow"},
+		{"the Internet, as a prefix", list("0.0.0.0/0"), at("1.1.1.1:443", 0), "--egress-allow 0.0.0.0/0"},
+		{"the Internet opens nothing private", all, at("10.0.9.9:443", 8), ""},
+		{"the prefix neither", list("0.0.0.0/0"), at("10.0.9.9:443", 8), ""},
+		{"a name opens no address", list("api.example.test"), at("1.1.1.1:443", 0), ""},
+		{"an address", list("9.9.9.9", "1.1.1.1"), at("1.1.1.1:443", 0), "--egress-allow 1.1.1.1"},
+		{"a network", list("1.1.1.0/24"), at("1.1.1.1:443", 0), "--egress-allow 1.1.1.0/24"},
+		{"another address", list("1.1.1.2"), at("1.1.1.1:443", 0), ""},
+		{"a private network", list("10.0.0.0/8"), at("10.0.9.9:443", 8), "--egress-allow 10.0.0.0/8"},
+		{"a wide one opens not the metadata service", list("169.254.0.0/16"), at("169.254.169.254:80", 32), ""},
+		{"its address does", list("169.254.169.254"), at("169.254.169.254:80", 32), "--egress-allow 169.254.169.254"},
+		{"a host", list("api.example.test"), opening{name: "api.example.test"}, "--egress-allow api.example.test"},
+		{"a host below it", list("api.example.test"), opening{name: "x.api.example.test"}, ""},
+		{"a host that ends like it", list("*.example.test"), opening{name: "evilexample.test"}, ""},
+		{"a pattern", list("*.example.test"), opening{name: "a.example.test"}, "--egress-allow *.example.test"},
+		{"the pattern's own name", list("*.example.test"), opening{name: "example.test"}, ""},
+		{"a special host", all, opening{name: "metadata.google.internal", special: true}, ""},
+		{"ports", Settings{PublicPorts: true}, opening{ports: true}, "--public-ports"},
+		{"ports of another", all, opening{ports: true}, ""},
+		{"attempts that nothing opens", everything, opening{}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if got := tt.s.opens(&tt.o); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+	own := Settings{Egress: "allow", EgressAllow: []string{"10.1.2.3"}, OwnPorts: []int{443}}
+	for at, want := range map[string]bool{"8.8.8.8:443": true, "8.8.8.8:22": false, "10.9.9.9:443": false, "10.1.2.3:22": true} {
+		a := netip.MustParseAddrPort(at)
+		if got := own.opensOwn(a.Addr().String(), a.Port()); got != want {
+			t.Errorf("own address %s: open %v, want %v", at, got, want)
+		}
+	}
+}
+
+// TestWhatIsNextToAnEntryIsTried: a wall that reads an entry of --egress-allow too widely
+// would open one of these, and no entry of the list does.
+func TestWhatIsNextToAnEntryIsTried(t *testing.T) {
+	t.Parallel()
+	s := Settings{EgressAllow: []string{"api.example.test", "*.wide.test:9443", "1.1.1.1", "0.0.0.0/0"}}
+	addresses, listed, names, _ := nextTo(&s)
+	if want := []endpoint{{"1.1.1.1", 443}}; !slices.Equal(addresses, want) {
+		t.Errorf("addresses %v, want %v", addresses, want)
+	}
+	if want := []endpoint{{"api.example.test", 443}, {"verify.wide.test", 9443}}; !slices.Equal(listed, want) {
+		t.Errorf("hosts %v, want %v", listed, want)
+	}
+	if len(names) != 0 {
+		t.Errorf("names %v although everything is open", names)
+	}
+	s.EgressAllow = s.EgressAllow[:3]
+	_, _, names, ports := nextTo(&s)
+	if want := []string{"verify.example.test", "verify.api.example.test", "verifyapi.example.test", "wide.test", "verifywide.test"}; !slices.Equal(names, want) {
+		t.Errorf("names %v, want %v", names, want)
+	}
+	if want := []endpoint{{"api.example.test", 8443}, {"verify.wide.test", 8443}}; !slices.Equal(ports, want) {
+		t.Errorf("ports %v, want %v", ports, want)
+	}
+}
+
+// TestARefusedConnectionIsNotReached: the wall accepts a connection to read the name on it,
+// and then resets it. Nothing reached the outside.
+func TestARefusedConnectionIsNotReached(t *testing.T) {
+	t.Parallel()
+	reset := peerOf(t, func(c net.Conn) {
+		_, _ = c.Read(make([]byte, 1500))
+		_ = c.(*net.TCPConn).SetLinger(0)
+		c.Close()
+	})
+	for _, tt := range []struct {
+		name string
+		to   endpoint
+		want Outcome
+	}{
+		{"a wall that resets", reset, Refused},
+		{"a closed port", endpoint{"127.0.0.1", 1}, Refused},
+		{"a peer that answers", peerOf(t, talkative), Done},
+		{"a peer that closes", peerOf(t, reading), Done},
+		{"a peer that waits", peerOf(t, silent), Done},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if got := onHost(t, nil, job{What: "x", Kind: "reach", Targets: []endpoint{tt.to}}); len(got) != 1 || got[0].Outcome != tt.want {
+				t.Errorf("got %v, want %s", got, tt.want)
+			}
+		})
 	}
 }
 
@@ -347,11 +537,11 @@ func TestJudgePassesOnlyWhatItWants(t *testing.T) {
 			}
 		}
 		for name, made := range worlds {
-			if seen, ok := c.Judge(made, nil); ok {
-				t.Errorf("%s: %s: the check passes: %s", c.ID, name, seen)
+			if seen, state, _ := c.Judge(&Settings{}, made, nil); state != Fail {
+				t.Errorf("%s: %s: the check is %s: %s", c.ID, name, state, seen)
 			}
 		}
-		if _, ok := c.Judge(safe(c), errors.New("the server does not answer")); ok {
+		if _, state, _ := c.Judge(&everything, safe(c), errors.New("the server does not answer")); state != Fail {
 			t.Errorf("%s passes although its attempts ended with an error", c.ID)
 		}
 	}
@@ -391,8 +581,12 @@ func FuzzParse(f *testing.F) {
 func TestReportFormats(t *testing.T) {
 	t.Parallel()
 	r := Report{Started: time.Unix(1700000000, 0).UTC()}
-	r.add(Result{ID: "egress.tcp", Group: Egress, Tried: "connect", Expected: "refused", Seen: "1 refused", Passed: true, Duration: 12})
-	r.add(Result{ID: "egress.udp", Group: Egress, Tried: "<b>&\x00", Expected: "refused", Seen: strings.Repeat("words and \"quotes\" ", 30), Duration: 1500})
+	r.add(Result{ID: "egress.tcp", Group: Egress, Tried: "connect", Expected: "refused", Seen: "1 refused", State: Pass, Passed: true, Duration: 12})
+	r.add(Result{ID: "egress.udp", Group: Egress, Tried: "<b>&\x00", Expected: "refused", Seen: strings.Repeat("words and \"quotes\" ", 30), State: Fail, Duration: 1500})
+	r.add(Result{ID: "egress.dns", Group: Egress, Tried: "look up", Expected: "refused", Seen: "found", State: Open, Settings: []string{"--egress=allow"}, Passed: true})
+	if line := r.Results[2].Line(); r.Open != 1 || r.Passed != 1 || !strings.HasPrefix(line, "open ") || !strings.Contains(line, "open by configuration: --egress=allow") {
+		t.Errorf("%d open, %d passed: %s", r.Open, r.Passed, line)
+	}
 	b, err := r.JUnit()
 	if err != nil {
 		t.Fatal(err)
@@ -405,6 +599,9 @@ func TestReportFormats(t *testing.T) {
 			Cases []struct {
 				Name    string `xml:"name,attr"`
 				Time    string `xml:"time,attr"`
+				Skipped *struct {
+					Message string `xml:"message,attr"`
+				} `xml:"skipped"`
 				Failure *struct {
 					Message string `xml:"message,attr"`
 				} `xml:"failure"`
@@ -414,7 +611,7 @@ func TestReportFormats(t *testing.T) {
 	if err := xml.Unmarshal(b, &read); err != nil {
 		t.Fatalf("%v\n%s", err, b)
 	}
-	if read.Tests != 2 || read.Failures != 1 || len(read.Suites) != 1 || len(read.Suites[0].Cases) != 2 || read.Suites[0].Cases[0].Failure != nil ||
+	if read.Tests != 3 || read.Suites[0].Cases[2].Skipped == nil || read.Failures != 1 || len(read.Suites) != 1 || len(read.Suites[0].Cases) != 3 || read.Suites[0].Cases[0].Failure != nil ||
 		read.Suites[0].Cases[1].Failure == nil || read.Suites[0].Cases[1].Time != "1.500" {
 		t.Errorf("got %+v\n%s", read, b)
 	}

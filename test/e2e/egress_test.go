@@ -174,7 +174,10 @@ func TestProbes(t *testing.T) {
 }
 
 // nameServer answers every A question with [outside] and returns its address.
-func nameServer(t *testing.T) string {
+func nameServer(t *testing.T) string { return nameServerOf(t, [4]byte{203, 0, 113, 10}) }
+
+// nameServerOf is nameServer with another answer.
+func nameServerOf(t *testing.T, answer [4]byte) string {
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -195,7 +198,7 @@ func nameServer(t *testing.T) string {
 			if q.Questions[0].Type == dnsmessage.TypeA {
 				a.Answers = []dnsmessage.Resource{{
 					Header: dnsmessage.ResourceHeader{Name: q.Questions[0].Name, Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET, TTL: 5},
-					Body:   &dnsmessage.AResource{A: [4]byte{203, 0, 113, 10}},
+					Body:   &dnsmessage.AResource{A: answer},
 				}}
 			}
 			if p, err := a.Pack(); err == nil {

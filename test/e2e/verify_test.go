@@ -1,12 +1,19 @@
 package e2e
 
 import (
+	"bufio"
 	"encoding/json"
+	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -15,8 +22,9 @@ import (
 type verified struct {
 	ID      string
 	Results []struct {
-		ID, Seen string
-		Passed   bool
+		ID, Seen, State string
+		Settings        []string
+		Passed          bool
 	}
 }
 
@@ -33,8 +41,7 @@ func (s *server) verify(args ...string) (v verified, err error) {
 	return v, err
 }
 
-// TestVerify: all checks pass on a server with default settings, and the checks of the
-// network fail on one that allows all connections.
+// TestVerify: all checks pass on a server with default settings.
 func TestVerify(t *testing.T) {
 	t.Parallel()
 	s := start(t, t.TempDir(), "--memory", "512", "--disk", "512")
@@ -79,27 +86,195 @@ func TestVerify(t *testing.T) {
 			t.Errorf("the verification left %s", out)
 		}
 	}
+}
 
-	// The hole: the server allows all connections to the Internet. The checks must fail also
-	// if the machine of this test has no Internet.
-	open := start(t, t.TempDir(), "--egress", "allow")
-	v, err = open.verify("--only", "egress")
-	if err == nil {
-		t.Error("a server that allows all connections passes")
+// TestVerifyTellsSettingsFromHoles: on servers whose operators opened something, a check that
+// reaches only that is open, and names the setting. What is closed stays closed: the peers at
+// the public addresses write down who reaches them. They are in a network namespace that no
+// other has a route to.
+func TestVerifyTellsSettingsFromHoles(t *testing.T) {
+	t.Parallel()
+	const name = "TestVerifyTellsSettingsFromHoles"
+	again := func(inside string) *exec.Cmd {
+		cmd := exec.Command(os.Args[0], "-test.run=^"+name+"$", "-test.v=true")
+		cmd.Env = append(os.Environ(), "POSTERN_TEST_INSIDE="+inside)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+		return cmd
 	}
-	failed := []string{}
+	switch os.Getenv("POSTERN_TEST_INSIDE") {
+	case "":
+		out, err := again("servers").CombinedOutput()
+		t.Logf("%s", out)
+		if err != nil || !strings.Contains(string(out), "--- PASS: "+name) {
+			t.Errorf("in its own network namespace: %v", err)
+		}
+		return
+	case "peers":
+		servePeers(t)
+		return
+	}
+	ip := func(args ...string) {
+		t.Helper()
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %v: %v: %s", args, err, out)
+		}
+	}
+	reached := startPeers(t, again("peers"), ip)
+	dns := nameServerOf(t, [4]byte{8, 8, 4, 4})
+
+	t.Run("a list", func(t *testing.T) {
+		s := start(t, t.TempDir(), "--dns", dns, "--egress-allow", "api.example.test", "--public-ports")
+		v, err := s.verify("--only", "egress", "--only", "ports", "--log", os.DevNull)
+		wantStates(t, v, err, map[string]string{"egress.opened": "--egress-allow api.example.test", "ports.traffic": "--public-ports"})
+		if got := reached(); !slices.Equal(got, []string{"8.8.4.4:443"}) {
+			t.Errorf("peers reached: %v, want the listed host alone", got)
+		}
+		if out := s.mustCLI("verify", "--only", "egress"); !strings.Contains(out, "open  egress.opened") || !strings.Contains(out, "1 open by configuration") {
+			t.Errorf("the text has no third word:\n%s", out)
+		}
+		if record := s.mustCLI("audit", "list", "--verb", "verification.end", "--json"); !strings.Contains(strings.ReplaceAll(record, " ", ""), `"open":"2"`) {
+			t.Errorf("the record has not how many are open: %s", record)
+		}
+		_ = reached()
+	})
+	t.Run("everything", func(t *testing.T) {
+		s := start(t, t.TempDir(), "--dns", dns, "--egress", "allow")
+		v, err := s.verify("--only", "egress")
+		wantStates(t, v, err, map[string]string{"egress.tcp": "--egress=allow", "egress.dns": "--egress=allow"})
+		got := reached()
+		for _, want := range []string{"1.1.1.1:443", "9.9.9.9:80", "9.9.9.9:8443"} {
+			if !slices.Contains(got, want) {
+				t.Errorf("%s was not reached: %v", want, got)
+			}
+		}
+		if slices.Contains(got, "9.9.9.9:25") {
+			t.Error("mail left by TCP")
+		}
+	})
+	t.Run("one address", func(t *testing.T) {
+		s := start(t, t.TempDir(), "--dns", dns, "--egress-allow", "1.1.1.1")
+		v, err := s.verify("--only", "egress")
+		wantStates(t, v, err, map[string]string{"egress.tcp": "--egress-allow 1.1.1.1", "egress.dns": "--egress-allow 1.1.1.1", "egress.opened": "--egress-allow 1.1.1.1"})
+		if got := reached(); slices.ContainsFunc(got, func(at string) bool { return !strings.HasPrefix(at, "1.1.1.1:") }) {
+			t.Errorf("peers reached: %v", got)
+		}
+	})
+}
+
+// wantStates checks that the checks in open are open by the settings there, and that all
+// others pass.
+func wantStates(t *testing.T, v verified, err error, open map[string]string) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("the exit status: %v", err)
+	}
 	for _, r := range v.Results {
-		if !r.Passed {
-			failed = append(failed, r.ID)
-			t.Logf("%s fails, as it should: %s", r.ID, r.Seen)
+		want := "pass"
+		if open[r.ID] != "" {
+			want = "open"
+		}
+		if r.State != want || !r.Passed || strings.Join(r.Settings, ", ") != open[r.ID] {
+			t.Errorf("%s is %s by %v, want %s by %q: %s", r.ID, r.State, r.Settings, want, open[r.ID], r.Seen)
+		}
+		delete(open, r.ID)
+	}
+	if len(open) > 0 {
+		t.Errorf("not checked: %v", open)
+	}
+}
+
+// publicPeers are the public addresses that verifications try, and that of a listed host.
+var publicPeers = []string{"1.1.1.1", "9.9.9.9", "8.8.4.4"}
+
+// startPeers starts the peers with cmd, and a link to their network namespace. The function
+// that it returns returns who was reached since its last call.
+func startPeers(t *testing.T, cmd *exec.Cmd, ip func(...string)) func() []string {
+	t.Helper()
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	t.Cleanup(func() { in.Close(); _ = cmd.Wait() })
+	ip("link", "set", "lo", "up")
+	ip("link", "add", "here", "type", "veth", "peer", "name", "there")
+	ip("link", "set", "there", "netns", strconv.Itoa(cmd.Process.Pid))
+	ip("addr", "add", "192.0.2.1/24", "dev", "here")
+	ip("link", "set", "here", "up")
+	ip("route", "add", "default", "via", "192.0.2.2")
+	if _, err := io.WriteString(in, "linked\n"); err != nil {
+		t.Fatal(err)
+	}
+	for lines.Scan() && lines.Text() != "ready" {
+	}
+	if lines.Text() != "ready" {
+		t.Fatal("the peers are not ready")
+	}
+	return func() (got []string) {
+		if _, err := io.WriteString(in, "who\n"); err != nil {
+			t.Fatal(err)
+		}
+		for lines.Scan() && lines.Text() != "end" {
+			if !slices.Contains(got, lines.Text()) {
+				got = append(got, lines.Text())
+			}
+		}
+		slices.Sort(got)
+		return got
+	}
+}
+
+// servePeers serves the public addresses in this process's network namespace: each answers
+// with a byte, whatever it is asked.
+func servePeers(t *testing.T) {
+	in := bufio.NewScanner(os.Stdin)
+	in.Scan() // there is a link
+	for _, args := range []string{"link set lo up", "addr add 192.0.2.2/24 dev there", "link set there up", "addr add 1.1.1.1/32 dev lo", "addr add 9.9.9.9/32 dev lo", "addr add 8.8.4.4/32 dev lo"} {
+		if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v: %s", args, err, out)
 		}
 	}
-	if !slices.Contains(failed, "egress.tcp") {
-		t.Errorf("failed: %v; want egress.tcp among them", failed)
-	}
-	for _, id := range []string{"egress.metadata", "egress.host", "egress.neighbours", "egress.raw"} { // no setting opens these
-		if slices.Contains(failed, id) {
-			t.Errorf("%s fails", id)
+	var mu sync.Mutex
+	var reached []string
+	for _, host := range publicPeers {
+		for _, port := range []string{"25", "53", "80", "443", "853", "8443"} {
+			l, err := net.Listen("tcp", net.JoinHostPort(host, port))
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					mu.Lock()
+					reached = append(reached, l.Addr().String())
+					mu.Unlock()
+					go func() {
+						_, _ = c.Read(make([]byte, 4096))
+						_, _ = io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n")
+						c.Close()
+					}()
+				}
+			}()
 		}
+	}
+	fmt.Println("ready")
+	for in.Scan() {
+		mu.Lock()
+		for _, r := range reached {
+			fmt.Println(r)
+		}
+		reached = nil
+		mu.Unlock()
+		fmt.Println("end")
 	}
 }
