@@ -14,6 +14,7 @@ import (
 
 	"postern/internal/connection"
 	"postern/internal/policy"
+	"postern/internal/sandbox"
 	"postern/internal/store"
 )
 
@@ -333,7 +334,11 @@ func (b *builder) order(l *line, at time.Time) {
 // command's place, or, if it is from the template's snapshot, not at all.
 func (b *builder) began(o *Order) {
 	r := b.record
-	if i, ok := b.prepared[o.PID]; ok {
+	i, ok := b.prepared[o.PID]
+	if s := b.starts[o.PID]; !ok && len(s) > 0 && r.Commands[s[0]].blank() && !r.Commands[s[0]].Prepared && r.Commands[s[0]].Time.Before(o.Time) {
+		i, ok = s[0], true // its stub began before the sandbox had an owner
+	}
+	if ok {
 		delete(b.prepared, o.PID)
 		c := &r.Commands[i]
 		c.Time, c.Args, c.Exact, c.Digest, c.Prepared, c.hidden = o.Time, o.Args, o.Exact, o.Digest, true, false
@@ -376,6 +381,19 @@ func (c *Command) blank() bool {
 // from which they were made, and adds the input of processes to the orders.
 func (b *builder) finish() {
 	r := b.record
+	// A shell whose stub began before the sandbox had an owner is a child of the guest, as
+	// other stubs are. The same blanks of another process stay: its startup files did run.
+	guests := map[int32]bool{}
+	for i := range r.Commands {
+		if c := &r.Commands[i]; c.hidden && c.Path == sandbox.LauncherPath {
+			guests[c.Parent] = true
+		}
+	}
+	for i := range r.Commands {
+		if c := &r.Commands[i]; c.blank() && !c.Prepared && c.Fixed && guests[c.Parent] && b.starts[c.PID][0] == i {
+			c.hidden = true
+		}
+	}
 	r.Commands = slices.DeleteFunc(r.Commands, func(c Command) bool { return c.hidden })
 	r.Orders = append(r.Orders, b.typed...)
 	slices.SortStableFunc(r.Orders, func(x, y Order) int { return x.Time.Compare(y.Time) })

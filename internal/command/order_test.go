@@ -74,6 +74,19 @@ func TestOrdersAreJoinedWithTheirShells(t *testing.T) {
 			f.order(a, "echo one").Began(5)
 			exits(f, a, 5, 3)
 		}, []string{"echo one: exit 3, prepared"}},
+		{"prepared while the sandbox got its owner", func(f *fixture, a *command.Admission) {
+			for _, pid := range []int32{4, 5} { // of which the second waits
+				half := shellOf(pid, blanks)
+				a.Exec(t.Context(), f.box(), half)
+			}
+			prepare(f, a, 6)
+			f.order(a, "echo one").Began(4)
+			exits(f, a, 4, 0)
+			other := shellOf(20, blanks) // not the guest's child
+			other.Parent = 19
+			a.Exec(t.Context(), f.box(), other)
+			exits(f, a, 20, 0)
+		}, []string{blanks + ": exit 0", "echo one: exit 0, prepared"}},
 		{"prepared in the snapshot", func(f *fixture, a *command.Admission) {
 			f.order(a, "echo one").Began(5)
 			exits(f, a, 5, 0)

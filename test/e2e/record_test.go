@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -90,7 +91,7 @@ func TestRecordHasEveryWay(t *testing.T) {
 	}
 	for _, c := range r.Commands {
 		if line := strings.Join(c.Args, " "); strings.Contains(line, "sk_live_") || len(c.Args) == 4 && strings.Trim(c.Args[3], " ") == "" {
-			t.Errorf("the record has %q", line)
+			t.Errorf("the record has %q: process %d of %d, %+v", strings.TrimSpace(line), c.PID, c.Parent, c.Time)
 		}
 	}
 	digest := func(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s))) }
@@ -138,6 +139,11 @@ func TestRecordHasEveryWay(t *testing.T) {
 		}
 	}
 	if t.Failed() {
+		raw, _ := filepath.Glob(filepath.Join(s.data, "commands", id+".commands*"))
+		for _, f := range raw {
+			b, _ := os.ReadFile(f)
+			t.Logf("%s:\n%s", f, strings.ReplaceAll(string(b), strings.Repeat(" ", 1023), "<blanks>"))
+		}
 		b, _ := json.MarshalIndent(r.Orders, "", " ")
 		t.Logf("orders: %s\n%s", b, op.must(t, []string{"sandbox", "commands", id, "--limit", "1000"}))
 	}
