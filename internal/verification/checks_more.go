@@ -16,17 +16,26 @@ import (
 
 // withSecret creates a secret with a random value, and a sandbox to which it is attached.
 func (s *session) withSecret(ctx context.Context) (b *box, value string, err error) {
+	value, name, err := s.newSecret(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	b, err = s.create(ctx, map[string]any{"metadata": map[string]string{secret.Metadata: name}})
+	return b, value, err
+}
+
+// newSecret creates a secret with a random value.
+func (s *session) newSecret(ctx context.Context) (value, name string, err error) {
 	value = canary()
-	name := s.marker + "-" + value[4:10]
+	name = s.marker + "-" + value[4:10]
 	n := client.NewSecret{Name: name, Hosts: []string{"verify.example"}, Env: secretVariable}
 	n.Value = value
 	made, err := s.API.Secrets.Create(ctx, n)
 	if err != nil {
-		return nil, "", fmt.Errorf("create a secret: %w", err)
+		return "", "", fmt.Errorf("create a secret: %w", err)
 	}
 	s.undo = append(s.undo, func(ctx context.Context) error { return s.API.Secrets.Delete(ctx, made.ID) })
-	b, err = s.create(ctx, map[string]any{"metadata": map[string]string{secret.Metadata: name}})
-	return b, value, err
+	return value, name, nil
 }
 
 const secretVariable = "POSTERN_VERIFY_SECRET" //nolint:gosec // the name of a variable

@@ -17,10 +17,13 @@ const note = "Attempts in sandboxes are made and reported by the template's own 
 type Report struct {
 	ID       string    `json:"id"` // of its entries in the audit; empty if it is not recorded
 	Template string    `json:"template"`
+	Contract string    `json:"contract,omitempty"` // whose clauses were tried: name@sha256:…
+	Changes  []string  `json:"changes,omitempty"`  // what the contract of the probe had otherwise
 	Started  time.Time `json:"started"`
 	Passed   int       `json:"passed"`
 	Failed   int       `json:"failed"`
 	Open     int       `json:"open"` // by configuration; not among Passed
+	Untried  int       `json:"untried,omitempty"`
 	Results  []Result  `json:"results"`
 	Note     string    `json:"note"` // what the results cannot prove
 }
@@ -32,6 +35,8 @@ func (r *Report) add(out Result) {
 		r.Passed++
 	case Open:
 		r.Open++
+	case Untried:
+		r.Untried++
 	case Fail:
 		r.Failed++
 	}
@@ -55,11 +60,16 @@ func (r *Result) Line() string {
 	case Pass:
 	case Fail:
 		mark = "FAIL"
+	case Untried:
+		mark, text = "--  ", "not tried: "+r.Seen
 	case Open:
 		mark, text = "open", r.Seen+"; open by configuration: "+strings.Join(r.Settings, ", ")
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %-20s %s\n", mark, r.ID, fit(r.Tried, 64))
+	if r.Under != "" {
+		text += "; under " + r.Under
+	}
 	fmt.Fprintf(&b, "      %5d ms  seen: ", r.Duration)
 	at := 20
 	for i, w := range strings.Fields(text) {
@@ -120,7 +130,7 @@ func (r *Report) JUnit() ([]byte, error) {
 		Suites   []*suite `xml:"testsuite"`
 	}
 	seconds := func(ms int64) string { return fmt.Sprintf("%d.%03d", ms/1000, ms%1000) }
-	all := suites{Name: "postern verify", Tests: r.Passed + r.Failed + r.Open, Failures: r.Failed, Skipped: r.Open}
+	all := suites{Name: "postern verify", Tests: len(r.Results), Failures: r.Failed, Skipped: r.Open + r.Untried}
 	took := map[*suite]int64{}
 	for i := range r.Results {
 		x := &r.Results[i]
@@ -141,6 +151,9 @@ func (r *Report) JUnit() ([]byte, error) {
 		case Open:
 			s.Skipped++
 			c.Skipped = &skipped{"open by configuration: " + strings.Join(x.Settings, ", ") + ": " + x.Seen}
+		case Untried:
+			s.Skipped++
+			c.Skipped = &skipped{"not tried: " + x.Seen}
 		case Fail:
 			s.Failures++
 			c.Failure = &failure{Message: x.Seen, Text: "tried: " + x.Tried + "\nexpected: " + x.Expected + "\nseen: " + x.Seen + "\n"}

@@ -54,6 +54,7 @@ type session struct {
 	marker string // random; in the names of everything that the session creates
 	box    *box   // the shared sandbox; nil until it is needed
 	boxes  []*box // all sandboxes
+	flood  string // ID of the run that a trial of a contract has; empty if there is none
 	undo   []func(context.Context) error
 }
 

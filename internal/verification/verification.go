@@ -84,6 +84,7 @@ const (
 	Ports     Group = "ports"
 	Templates Group = "templates"
 	State     Group = "state"
+	Contract  Group = "contract" // clauses of a contract; only RunTrial makes these
 )
 
 // Groups returns all groups, in the order in which Run should check them.
@@ -99,8 +100,10 @@ type Check struct {
 	Expected string // what should happen, as text for people
 	Wants    []Want
 
-	limit time.Duration // for all its attempts
-	try   func(ctx context.Context, s *session) ([]Attempt, error)
+	limit   time.Duration // for all its attempts
+	under   string        // the contract that its attempts run under; empty: none
+	untried string        // why nothing is tried; empty: it is
+	try     func(ctx context.Context, s *session) ([]Attempt, error)
 }
 
 // A Verdict is what the attempts of a check came to.
@@ -108,9 +111,10 @@ type Verdict string
 
 // The verdicts.
 const (
-	Pass Verdict = "pass" // everything was as wanted
-	Fail Verdict = "fail" // there is a hole, or an attempt could not be made
-	Open Verdict = "open" // open by configuration: only settings of the operator opened what could be reached
+	Pass    Verdict = "pass"    // everything was as wanted
+	Fail    Verdict = "fail"    // there is a hole, or an attempt could not be made
+	Untried Verdict = "untried" // nothing was tried, for the reason in Seen
+	Open    Verdict = "open"    // open by configuration: only settings of the operator opened what could be reached
 )
 
 // A Result is the result of a check.
@@ -118,6 +122,7 @@ type Result struct {
 	ID       string    `json:"id"`
 	Group    Group     `json:"group"`
 	Tried    string    `json:"tried"`
+	Under    string    `json:"contract,omitempty"` // that the attempts ran under, as text for people
 	Expected string    `json:"expected"`
 	Seen     string    `json:"seen"`
 	State    Verdict   `json:"state"`
@@ -244,16 +249,27 @@ func Run(ctx context.Context, server Server, checks []*Check, seen func(Result))
 		return Report{}, err
 	}
 	r := Report{ID: server.ID, Template: s.Template, Started: time.Now().UTC(), Note: note}
+	s.perform(ctx, &r, checks, seen)
+	return r, s.close(ctx)
+}
+
+// perform makes the attempts of checks, one check after the other, and adds the results to r.
+func (s *session) perform(ctx context.Context, r *Report, checks []*Check, seen func(Result)) {
 	for _, c := range checks {
+		if c.untried != "" {
+			out := Result{ID: c.ID, Group: c.Group, Tried: c.Tried, Seen: c.untried, State: Untried, Passed: true, Attempts: []Attempt{}}
+			r.add(out)
+			seen(out)
+			continue
+		}
 		begin := time.Now()
 		made, err := s.make(ctx, c)
-		out := Result{ID: c.ID, Group: c.Group, Tried: c.Tried, Expected: c.Expected, Attempts: made, Duration: time.Since(begin).Milliseconds()}
+		out := Result{ID: c.ID, Group: c.Group, Tried: c.Tried, Under: c.under, Expected: c.Expected, Attempts: made, Duration: time.Since(begin).Milliseconds()}
 		out.Seen, out.State, out.Settings = c.Judge(&s.Settings, made, err)
 		out.Passed = out.State != Fail
 		r.add(out)
 		seen(out)
 	}
-	return r, s.close(ctx)
 }
 
 // make makes the attempts of one check, within its time limit.

@@ -22,9 +22,10 @@ import (
 type verified struct {
 	ID      string
 	Results []struct {
-		ID, Seen, State string
-		Settings        []string
-		Passed          bool
+		ID, Seen, State, Contract string
+		Settings                  []string
+		Passed                    bool
+		Attempts                  []struct{ What, Outcome, Detail string }
 	}
 }
 
@@ -276,5 +277,125 @@ func servePeers(t *testing.T) {
 		reached = nil
 		mu.Unlock()
 		fmt.Println("end")
+	}
+}
+
+// TestVerifyTriesAContract: each clause of a contract of examples/contracts is tried from
+// inside and kept, a person reviews the trial first, and nothing is left behind.
+func TestVerifyTriesAContract(t *testing.T) {
+	t.Parallel()
+	s := start(t, t.TempDir(), "--egress", "allow")
+	done, stopped := make(chan struct{}), make(chan struct{})
+	defer func() { close(done); <-stopped }()
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(200 * time.Millisecond):
+			}
+			for _, id := range s.pendingIDs() {
+				s.approve(id)
+			}
+		}
+	}()
+	short := filepath.Join(t.TempDir(), "short.yaml")
+	const text = "version: 1\nname: short\ncommands: {allow: [{run: cat *}], deny: [python3]}\nfiles: {read: [/srv], write: [/work], deny: [/etc/shadow, /usr/share/doc]}\nlimits: {time: 20s, memory: 128MiB, disk: 16MiB, output: 1KiB, processes: 16}\n"
+	if err := os.WriteFile(short, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"../../examples/contracts/web-scrape.yaml", "../../examples/contracts/backup-verify.yaml", short} {
+		v, err := s.verify("--contract", file)
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+		tried := map[string]string{}
+		for _, r := range v.Results {
+			tried[r.ID] = r.State
+			t.Logf("%s %s %s %s: %s", filepath.Base(file), r.State, r.ID, r.Contract, r.Seen)
+			if !r.Passed {
+				t.Errorf("%s: %s: %s", file, r.ID, r.Seen)
+			}
+		}
+		want := []string{"commands", "children", "write", "read", "network", "packages", "credentials", "mail", "memory", "processes", "disk", "output"}
+		if file == short {
+			want = append(want, "deny", "time")
+		}
+		for _, id := range want {
+			if tried["contract."+id] != "pass" {
+				t.Errorf("%s: contract.%s is %q, want pass", file, id, tried["contract."+id])
+			}
+		}
+	}
+	for _, list := range [][]string{{"sandbox", "list"}, {"secret", "list"}, {"contract", "list"}} {
+		if out := s.mustCLI(list...); strings.Contains(out, "verify-") {
+			t.Errorf("the verification left %s", out)
+		}
+	}
+}
+
+// TestVerifyFindsAWiderContract: what the server enforces is wider than the contract that was
+// to be tried. Each clause that is wider fails.
+func TestVerifyFindsAWiderContract(t *testing.T) {
+	t.Parallel()
+	s := start(t, t.TempDir())
+	key, _ := s.api()
+	const wide = "version: 1\nname: %s\ncommands: {allow: [{run: '**'}]}\nfiles: {read: [/home], write: [/work, /srv]}\nlimits: {time: 10m, memory: 1GiB, disk: 1GiB, output: 16MiB, processes: 512}\n"
+	done, stopped := make(chan struct{}), make(chan struct{})
+	defer func() { close(done); <-stopped }()
+	go func() {
+		defer close(stopped)
+		replaced := map[string]bool{}
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(200 * time.Millisecond):
+			}
+			list, err := key.Contracts.List(t.Context())
+			if err != nil {
+				t.Errorf("list contracts: %v", err)
+				return
+			}
+			for _, c := range list {
+				if strings.HasPrefix(c.Name, "verify-") && !replaced[c.Name] {
+					replaced[c.Name] = true
+					if _, err := key.Contracts.Put(t.Context(), c.Name, fmt.Sprintf(wide, c.Name)); err != nil {
+						t.Errorf("replace %s: %v", c.Name, err)
+					}
+				}
+			}
+			if len(replaced) < 2 {
+				continue // nobody has approved what was stored first
+			}
+			for _, id := range s.pendingIDs() {
+				s.approve(id)
+			}
+		}
+	}()
+	file := filepath.Join(t.TempDir(), "narrow.yaml")
+	const narrow = "version: 1\nname: narrow\ncommands: {allow: [{run: cat *}]}\nfiles: {write: [/work]}\nlimits: {time: 5m, memory: 128MiB, disk: 16MiB, processes: 16}\n"
+	if err := os.WriteFile(file, []byte(narrow), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	v, err := s.verify("--contract", file)
+	if err == nil {
+		t.Error("the exit status is 0")
+	}
+	state := map[string]string{}
+	for _, r := range v.Results {
+		state[r.ID] = r.State
+		t.Logf("%s %s: %s: %v", r.State, r.ID, r.Seen, r.Attempts)
+	}
+	for _, id := range []string{"commands", "children", "write", "read", "memory", "processes", "disk"} {
+		if state["contract."+id] != "fail" {
+			t.Errorf("contract.%s is %q, want fail", id, state["contract."+id])
+		}
+	}
+	for _, id := range []string{"network", "packages", "credentials", "mail"} { // not wider
+		if state["contract."+id] != "pass" {
+			t.Errorf("contract.%s is %q, want pass", id, state["contract."+id])
+		}
 	}
 }
