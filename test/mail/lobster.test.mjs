@@ -27,7 +27,7 @@ async function eventually(what, f, seconds = 60) {
 }
 
 const postern = (...args) =>
-  new Promise((done, failed) => execFile(binary, [...args, '--data', data], (err, out, errors) => (err ? failed(new Error(out + errors)) : done(out))))
+  new Promise((done, failed) => execFile(binary, [...args, '--data', data], { env: { ...process.env, POSTERN_URL: undefined } }, (err, out, errors) => (err ? failed(new Error(out + errors)) : done(out))))
 
 /** deliver brings a message as another mail server would. */
 async function deliver(mail) {

@@ -16,7 +16,7 @@ const { POSTERN_URL: base, POSTERN_SMTP: smtp, POSTERN_BINARY: binary, POSTERN_D
 const api = base + '/multimail'
 
 const postern = (...args) =>
-  new Promise((done, failed) => execFile(binary, [...args, '--data', data], (err, out, errors) => (err ? failed(new Error(out + errors)) : done(out))))
+  new Promise((done, failed) => execFile(binary, [...args, '--data', data], { env: { ...process.env, POSTERN_URL: undefined } }, (err, out, errors) => (err ? failed(new Error(out + errors)) : done(out))))
 
 async function eventually(what, f, seconds = 60) {
   for (const end = Date.now() + seconds * 1000; ; await sleep(50)) {
