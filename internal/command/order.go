@@ -390,8 +390,9 @@ func (b *builder) finish() {
 		}
 	}
 	for i := range r.Commands {
-		if c := &r.Commands[i]; c.blank() && !c.Prepared && c.Fixed && guests[c.Parent] && b.starts[c.PID][0] == i {
-			c.hidden = true
+		c := &r.Commands[i]
+		if s := b.starts[c.PID]; c.blank() && !c.Prepared && c.Fixed && guests[c.Parent] && len(s) > 0 && s[0] == i {
+			c.hidden = true // a refused or held one, which is none of the starts, is shown
 		}
 	}
 	r.Commands = slices.DeleteFunc(r.Commands, func(c Command) bool { return c.hidden })

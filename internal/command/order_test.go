@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -160,6 +161,53 @@ func TestOrdersAreJoinedWithTheirShells(t *testing.T) {
 				t.Errorf("%d orders, of %d", len(r.Orders), r.Ordered)
 			}
 		})
+	}
+}
+
+// TestRecordOfAnyEventsIsRead: events come in any order, of a few processes, whose numbers are
+// used again, and with the texts of prepared shells. A record that cannot be read ends the
+// server, which anybody inside could have it do.
+func TestRecordOfAnyEventsIsRead(t *testing.T) {
+	f := setup(t, storetest.SQLite(t))
+	f.row()
+	f.setPolicy("version: 1\nrules:\n  - {id: no, kind: process.exec, when: \"detail.program == '/bin/no' || detail.command.contains('refused')\", then: deny, reason: no}\n")
+	blanks := strings.Repeat(" ", 1023)
+	r := rand.New(rand.NewPCG(1, 2))
+	for round := range 60 {
+		a := f.start(command.Config{Dir: t.TempDir(), Hold: time.Millisecond})
+		var tickets []*command.Ticket
+		for range 80 {
+			pid := int32(1 + r.IntN(20))
+			e := []sandbox.Exec{shellOf(pid, blanks), shellOf(pid, "refused"), shellOf(pid, "echo"), run(pid, sandbox.LauncherPath, "-l", "-c", blanks)}[r.IntN(4)]
+			if r.IntN(5) == 0 {
+				e.Path = "/bin/no"
+			}
+			e.UID, e.Parent, e.Fixed = uint32(r.IntN(2)), int32(r.IntN(3)), r.IntN(4) > 0
+			switch r.IntN(7) {
+			case 6:
+				stub := run(pid, sandbox.LauncherPath, "-l", "-c", blanks)
+				stub.UID, stub.Parent = 0, e.Parent
+				a.Exec(t.Context(), f.box(), stub)
+				a.Exec(t.Context(), f.box(), shellOf(pid, blanks))
+			case 0, 1:
+				a.Exec(t.Context(), f.box(), e)
+			case 2:
+				a.Exited(f.box(), sandbox.Exit{PID: pid, Signal: 9 * r.IntN(2), Time: time.Now()})
+			case 3:
+				tickets = append(tickets, f.order(a, []string{"echo", blanks, "refused"}[r.IntN(3)]))
+			case 4:
+				if len(tickets) > 0 {
+					tickets[r.IntN(len(tickets))].Began(pid)
+				}
+			case 5:
+				if err := a.Input(t.Context(), boxID, "pid 1", []byte("x")); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if _, err := a.Record(t.Context(), boxID); err != nil {
+			t.Errorf("round %d: %v", round, err)
+		}
 	}
 }
 

@@ -233,6 +233,7 @@ func (b *builder) start(l *line, at time.Time) {
 		if last := &b.record.Commands[before[len(before)-1]]; last.Exited && last.Parent == c.Parent && !c.Time.After(last.Ended.Add(time.Second)) {
 			// It was killed while its kernel waited for the answer: the program never ran.
 			c.Exited, c.Ended, c.Code, c.Signal = true, c.Time, last.Code, last.Signal
+			b.starts[c.PID] = append(before, len(b.record.Commands))
 			b.record.Commands = append(b.record.Commands, c)
 			return
 		}
