@@ -63,6 +63,7 @@ type frames struct {
 
 	stdout, stderr int64
 	ended          bool // the process's end was in the answer
+	unread         int  // events that could not be read
 
 	split *splitter
 }
@@ -71,7 +72,14 @@ type frames struct {
 // output, the beginning is enough: their length is known.
 const maxEvent = 512
 
+// maxUnread is how many events of an answer may be unreadable before the rest is not counted.
+const maxUnread = 16
+
 func (f *frames) add(p []byte) {
+	// The attack: millions of small events, each of which costs more to read than to send.
+	if f.ended || f.unread > maxUnread {
+		return
+	}
 	if f.split == nil {
 		f.split = &splitter{most: maxEvent, message: f.event}
 	}
@@ -80,8 +88,9 @@ func (f *frames) add(p []byte) {
 
 // event counts one event.
 func (f *frames) event(flags byte, b []byte, whole bool) {
-	if flags != 0 {
-		return // compressed, which was not asked for, or the end of the stream
+	if flags != 0 || len(b) == 0 {
+		f.unread++
+		return // compressed, which was not asked for, the end of the stream, or nothing
 	}
 	if !whole {
 		f.long(b, int64(f.split.size))
@@ -89,6 +98,7 @@ func (f *frames) event(flags byte, b []byte, whole bool) {
 	}
 	var m processpb.StartResponse
 	if f.json && (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(b, &m) != nil || !f.json && proto.Unmarshal(b, &m) != nil {
+		f.unread++
 		return
 	}
 	e := m.GetEvent()
