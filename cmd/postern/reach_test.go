@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// ownServer is a local socket that counts who asks it, in a data directory of its own.
+// ownServer serves a local socket in a new data directory, and counts the requests.
 func ownServer(t *testing.T) (dir string, asked *atomic.Int64) {
 	t.Helper()
 	dir = t.TempDir()

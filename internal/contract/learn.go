@@ -49,7 +49,7 @@ var learntRandom = sync.OnceValue(func() *regexp.Regexp {
 })
 
 // Learn returns the text of the narrowest contract under which all of t could happen, with
-// comments for the person who reads it. Starts that no pattern can name are listed in a
+// comments for its reviewer. Starts that no pattern can name are listed in a
 // comment and in the second result; the contract does not allow them.
 func Learn(t Trial) (text []byte, lacks []string, err error) {
 	l := &learner{trial: t, dir: "/"}

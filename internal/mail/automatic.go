@@ -14,9 +14,9 @@ type machineField struct {
 	values []string
 }
 
-// machineFields is the one table of these fields: who judges a message, who answers it
-// and who shows its header read them here. A message that says something by any of its
-// fields of a name is automatic. The attack: a second field that says "no".
+// machineFields is the only table of these fields: the rules for answers and the display of
+// headers use it. A message is automatic if at least one of these fields says so, also if the
+// field is repeated. The attack: a second field of the same name says "no".
 //
 // Feedback-ID is not among them: large senders put it on people's mail as well.
 var machineFields = []machineField{

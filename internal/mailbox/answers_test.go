@@ -239,7 +239,7 @@ func TestLoopsStop(t *testing.T) {
 				if first == "" {
 					first = "bert@agents.test"
 				}
-				if strings.Contains(first, "%d") { // the bot counts by itself
+				if strings.Contains(first, "%d") { // the bot puts the number of its mail there
 					l.tagged(t, first, tc.most)
 					return
 				}

@@ -40,7 +40,7 @@ var (
 	ErrRunFailed = errors.New("the run has failed")
 )
 
-// A FullError is an [ErrFull] that ends by itself.
+// A FullError is an [ErrFull] after which the caller may try again, once Wait is over.
 type FullError struct {
 	Text string
 	Wait time.Duration // after which it may be tried again

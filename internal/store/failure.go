@@ -9,7 +9,7 @@ import (
 	modernc "modernc.org/sqlite"
 )
 
-// DiskFullText is what callers are told of an error that [DiskFull] reports.
+// DiskFullText is the message to clients for an error that [DiskFull] reports.
 const DiskFullText = "the server's disk is full, and nothing was stored: its operator frees space on the disk of the data directory (df -h; postern sandbox kill, postern template prune), then repeat the request"
 
 // Codes of errors: https://sqlite.org/rescode.html, and appendix A of PostgreSQL's manual.

@@ -7,8 +7,8 @@
 // the tests can show that each check fails where the isolation has a hole.
 //
 // What the server's operator opened on purpose is no hole: such a check is [Open], and names
-// the setting ([Settings]). Each attempt is judged by itself, so a check fails nevertheless if
-// it reaches more than that setting opens.
+// the setting ([Settings]). Each attempt has its own verdict, so a check still fails if an
+// attempt reaches more than that setting opens.
 //
 // A check never passes by default. An attempt that was not made, or not in time, is a
 // failure. Most checks have a control, an attempt that must succeed: a probe that can do

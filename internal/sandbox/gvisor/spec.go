@@ -38,11 +38,10 @@ func overheadMB(processes int64) int64 { return 96 + processes }
 //
 // SYS_CHROOT is for sshd and package managers; a root directory inside is no boundary.
 // SYS_ADMIN is only for the guest, which mounts the view of files if a contract binds the
-// sandbox. SYS_RESOURCE is only for the guest, which is then exempt
-// from the limit on processes. Go's runtime ends a program that cannot start another
-// thread, so a fork bomb of root would otherwise end the guest. SETPCAP lets the guest
-// remove these and SETPCAP itself from the bounding set of everything that it starts,
-// including sudo.
+// sandbox. SYS_RESOURCE is only for the guest, which is then exempt from the limit on
+// processes. Go's runtime ends a program that cannot start another thread, so a fork bomb of
+// root would otherwise end the guest. SETPCAP lets the guest remove these and SETPCAP itself
+// from the bounding set of everything that it starts, including sudo.
 //
 // All of them apply to the sandbox's own kernel, and none to the host.
 var capabilities = []string{
