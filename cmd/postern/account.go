@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"postern/internal/auth"
 	"postern/internal/multimail"
 )
 
@@ -70,7 +71,7 @@ func accountCommand() *command {
 					}
 					rows := [][]string{{"ID", "NAME", "INBOXES", "MADE", "USED"}}
 					for _, a := range list {
-						rows = append(rows, []string{a.ID, cell(a.Name), strconv.Itoa(a.Inboxes), ago(a.CreatedAt), usedAgo(a.UsedAt, keyUses)})
+						rows = append(rows, []string{a.ID, cell(a.Name), strconv.Itoa(a.Inboxes), ago(a.CreatedAt), usedAgo(a.UsedAt, auth.UseResolution)})
 					}
 					return out.rows(list, rows)
 				}),

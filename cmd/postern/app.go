@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"strings"
+
+	"postern/internal/auth"
 )
 
 const appHelp = `
@@ -34,7 +36,7 @@ func appCommand() *command {
 						for _, s := range a.Scopes {
 							scopes = append(scopes, string(s))
 						}
-						rows = append(rows, []string{a.ID, cell(a.Name), cell(a.ReturnsTo), a.Address, strings.Join(scopes, ","), ago(a.CreatedAt), usedAgo(a.UsedAt, keyUses)})
+						rows = append(rows, []string{a.ID, cell(a.Name), cell(a.ReturnsTo), a.Address, strings.Join(scopes, ","), ago(a.CreatedAt), usedAgo(a.UsedAt, auth.UseResolution)})
 					}
 					return out.rows(list, rows)
 				}),

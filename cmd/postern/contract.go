@@ -130,21 +130,26 @@ func (t *contractTool) start(_ context.Context, args []string, out *output) erro
 	if err != nil {
 		return fmt.Errorf("a new contract is named after its file: %w", err)
 	}
-	f, err := os.OpenFile(args[0], os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("%s exists already; choose another name", args[0])
-	}
-	if err != nil {
-		return err
-	}
-	if _, err := f.Write(b); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	if err := f.Close(); err != nil {
+	if err := writeContract(args[0], b); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "%s is written; change it, then run postern contract check %s\n", args[0], args[0])
 	return err
+}
+
+// writeContract writes the text of a contract to a new file.
+func writeContract(path string, text []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("%s exists already; choose another name", path)
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := f.Write(text); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	return f.Close()
 }
 
 // A checkedContract is one file in the output of check.

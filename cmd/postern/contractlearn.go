@@ -231,16 +231,9 @@ func (t *learnTool) save(text []byte, out *output) error {
 		_, err := out.Write(text)
 		return err
 	}
-	f, err := os.OpenFile(t.out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
+	if err := writeContract(t.out, text); err != nil {
 		return err
 	}
-	if _, err := f.Write(text); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(out, "%s is written; read it, then run postern contract check %s\n", t.out, t.out)
+	_, err := fmt.Fprintf(out, "%s is written; read it, then run postern contract check %s\n", t.out, t.out)
 	return err
 }

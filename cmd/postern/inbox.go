@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"postern/internal/api"
+	"postern/internal/auth"
 )
 
 // addresses returns the addresses of all inboxes by their ids.
@@ -430,7 +431,7 @@ func printCredentials(out *output, list []api.Credential, inbox bool) error {
 		rows[0] = append(rows[0], "INBOX")
 	}
 	for _, p := range list {
-		row := []string{p.ID, p.Kind, string(p.Scope) + limits(p), cell(p.Name), ago(p.CreatedAt), usedAgo(p.UsedAt, keyUses), in(p.ExpiresAt)}
+		row := []string{p.ID, p.Kind, string(p.Scope) + limits(p), cell(p.Name), ago(p.CreatedAt), usedAgo(p.UsedAt, auth.UseResolution), in(p.ExpiresAt)}
 		if inbox {
 			row = append(row, p.Inbox)
 		}

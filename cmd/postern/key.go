@@ -120,7 +120,7 @@ func listProjectKeys(ctx context.Context, tx *store.Tx, who auth.Principal, args
 			f.UsedAt = &c.Used
 		}
 		facts = append(facts, f)
-		rows = append(rows, []string{c.ID, cell(c.Name), ago(c.Created), cell(c.CreatedBy), usedAgo(f.UsedAt, keyUses)})
+		rows = append(rows, []string{c.ID, cell(c.Name), ago(c.Created), cell(c.CreatedBy), usedAgo(f.UsedAt, auth.UseResolution)})
 	}
 	return out.rows(facts, rows)
 }

@@ -12,6 +12,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"postern/internal/auth"
+	"postern/internal/secret"
 )
 
 // TestPrintedLinksAreWhole has the server make links: they begin with its own address,
@@ -61,12 +64,12 @@ func TestUsesAreKnownToAResolution(t *testing.T) {
 		resolution time.Duration
 		want       string
 	}{
-		{nil, secretUses, "never"},
-		{&time.Time{}, secretUses, "never"},
-		{at(50 * time.Second), secretUses, "in the last minute"},
-		{at(5 * time.Minute), secretUses, "5 min ago"},
-		{at(5 * time.Minute), keyUses, "in the last 10 min"},
-		{at(3 * time.Hour), keyUses, "3 h ago"},
+		{nil, secret.UseResolution, "never"},
+		{&time.Time{}, secret.UseResolution, "never"},
+		{at(50 * time.Second), secret.UseResolution, "in the last minute"},
+		{at(5 * time.Minute), secret.UseResolution, "5 min ago"},
+		{at(5 * time.Minute), auth.UseResolution, "in the last 10 min"},
+		{at(3 * time.Hour), auth.UseResolution, "3 h ago"},
 	} {
 		if got := usedAgo(tt.t, tt.resolution); got != tt.want {
 			t.Errorf("%v with %v: %q, want %q", tt.t, tt.resolution, got, tt.want)

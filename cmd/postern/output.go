@@ -220,12 +220,6 @@ func agoOrNever(t *time.Time) string {
 	return ago(*t)
 }
 
-// Resolutions of what the server keeps of uses: it records no second use within them.
-const (
-	secretUses = time.Minute
-	keyUses    = 10 * time.Minute
-)
-
 // usedAgo is [agoOrNever] for a last use, which is known to a resolution: a later one
 // within it was not recorded.
 func usedAgo(t *time.Time, resolution time.Duration) string {

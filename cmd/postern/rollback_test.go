@@ -84,6 +84,28 @@ func (d *daemon) keeps(t *testing.T) {
 	}
 }
 
+// approved has an agent propose an action, and a person of its project approve it.
+func (d *daemon) approved(t *testing.T) (person auth.Principal, a oversight.Action) {
+	t.Helper()
+	ctx := t.Context()
+	person = auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann"}
+	err := d.db.Update(ctx, func(tx *store.Tx) (err error) {
+		if person.Project, _, err = auth.NewProject(ctx, tx, "p"); err != nil {
+			return err
+		}
+		agent := auth.Principal{Kind: auth.Agent, ID: "crd_1", Project: person.Project, Inbox: "i"}
+		a, err = d.gate.Propose(ctx, tx, agent, oversight.Proposal{Request: policy.Request{Kind: "test"}, Inbox: "i", Payload: []byte("once")})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.gate.Decide(ctx, person, oversight.Decision{ID: a.ID, Version: 1, Digest: a.Hex(), Approve: true}); err != nil {
+		t.Fatal(err)
+	}
+	return person, a
+}
+
 // TestCopiesAskAgain puts a copy of the database in which an action is approved, which the
 // original has executed, in places where no newer checkpoint is.
 func TestCopiesAskAgain(t *testing.T) {
@@ -113,22 +135,7 @@ func TestCopiesAskAgain(t *testing.T) {
 			ctx, data, x := t.Context(), t.TempDir(), &once{}
 			d := starting(t, data, false, x)
 			d.keeps(t)
-			person := auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann"}
-			var a oversight.Action
-			err := d.db.Update(ctx, func(tx *store.Tx) (err error) {
-				if person.Project, _, err = auth.NewProject(ctx, tx, "p"); err != nil {
-					return err
-				}
-				agent := auth.Principal{Kind: auth.Agent, ID: "crd_1", Project: person.Project, Inbox: "i"}
-				a, err = d.gate.Propose(ctx, tx, agent, oversight.Proposal{Request: policy.Request{Kind: "test"}, Inbox: "i", Payload: []byte("once")})
-				return err
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := d.gate.Decide(ctx, person, oversight.Decision{ID: a.ID, Version: 1, Digest: a.Hex(), Approve: true}); err != nil {
-				t.Fatal(err)
-			}
+			person, a := d.approved(t)
 			backup := filepath.Join(t.TempDir(), "copy.db")
 			var out, errs bytes.Buffer
 			if code := run(ctx, []string{"backup", "--data", data, backup}, &out, &errs); code != 0 {
@@ -187,22 +194,7 @@ func TestRollback(t *testing.T) {
 	if err := d.checkRecord(ctx); err != nil {
 		t.Fatalf("the first start: %v", err)
 	}
-	person := auth.Principal{Kind: auth.Person, Role: auth.Owner, ID: "ann"}
-	var a oversight.Action
-	err := d.db.Update(ctx, func(tx *store.Tx) (err error) {
-		if person.Project, _, err = auth.NewProject(ctx, tx, "p"); err != nil {
-			return err
-		}
-		agent := auth.Principal{Kind: auth.Agent, ID: "crd_1", Project: person.Project, Inbox: "i"}
-		a, err = d.gate.Propose(ctx, tx, agent, oversight.Proposal{Request: policy.Request{Kind: "test"}, Inbox: "i", Payload: []byte("once")})
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := d.gate.Decide(ctx, person, oversight.Decision{ID: a.ID, Version: 1, Digest: a.Hex(), Approve: true}); err != nil {
-		t.Fatal(err)
-	}
+	person, a := d.approved(t)
 	old := filepath.Join(t.TempDir(), "old.db")
 	if err := d.db.Backup(ctx, old); err != nil {
 		t.Fatal(err)

@@ -158,7 +158,7 @@ func secretCommand() *command {
 					}
 					rows := [][]string{{"NAME", "KIND", "HOSTS", "ENV", "APPROVAL", "VERSION", "CHANGED", "LAST USED"}}
 					for _, s := range all {
-						rows = append(rows, []string{s.Name, s.Kind, hostsOf(s), envOf(s), s.Approval, strconv.FormatInt(s.Version, 10), ago(s.UpdatedAt), usedAgo(s.LastUsedAt, secretUses)})
+						rows = append(rows, []string{s.Name, s.Kind, hostsOf(s), envOf(s), s.Approval, strconv.FormatInt(s.Version, 10), ago(s.UpdatedAt), usedAgo(s.LastUsedAt, secret.UseResolution)})
 					}
 					return out.rows(all, rows)
 				}),
@@ -275,6 +275,6 @@ env        %s
 approval   %s
 version    %d, %s
 last used  %s%s
-`, s.Name, s.ID, s.Kind, hostsOf(s), strings.Join(s.Headers, ", "), placeLines(s), envOf(s), s.Approval, s.Version, ago(s.UpdatedAt), usedAgo(s.LastUsedAt, secretUses), metadata)
+`, s.Name, s.ID, s.Kind, hostsOf(s), strings.Join(s.Headers, ", "), placeLines(s), envOf(s), s.Approval, s.Version, ago(s.UpdatedAt), usedAgo(s.LastUsedAt, secret.UseResolution), metadata)
 	return err
 }

@@ -142,7 +142,7 @@ type Credential struct {
 	Name      string    // for people; may be empty
 	Created   time.Time // zero in a request for a new one
 	CreatedBy string    // a principal, or empty if it is not known
-	Used      time.Time // last use, with a resolution of [usedResolution]; zero means never
+	Used      time.Time // last use, with a resolution of [UseResolution]; zero means never
 	Expires   time.Time // zero means never
 	Account   bool      // of a Grant: it gets access to each inbox that it creates
 	Tools     []string  // the only tools that it may call; empty means all, see [Principal.MayCall]
@@ -193,9 +193,9 @@ func Revoke(ctx context.Context, tx *store.Tx, id string) error {
 	return nil
 }
 
-// usedResolution is how often the use of a key is recorded. Recording each request
+// UseResolution is how often the use of a key is recorded. Recording each request
 // would turn every reader into a writer.
-const usedResolution = 10 * time.Minute
+const UseResolution = 10 * time.Minute
 
 // ErrToolsOnly means that a key names the tools that it may call, and was shown where
 // nothing is called by the name of a tool.
@@ -227,7 +227,7 @@ func anyKey(ctx context.Context, db *store.DB, key Secret) (Principal, error) {
 	if errors.Is(err, store.ErrNotFound) {
 		return Principal{}, ErrUnauthenticated
 	}
-	if err == nil && now.Sub(store.FromTime(used)) >= usedResolution {
+	if err == nil && now.Sub(store.FromTime(used)) >= UseResolution {
 		err = db.UpdateIn(ctx, store.Task("used "+p.ID), func(tx *store.Tx) error {
 			_, err := tx.ExecContext(ctx, `update credential set used_at = $1 where id = $2 and used_at < $1`, store.Time(now), p.ID)
 			return err

@@ -192,11 +192,9 @@ const maxName = 200 // bytes of a name that a client chose
 
 // An inputMeter counts what clients sent to a process.
 type inputMeter struct {
-	size   int64
-	next   int64     // size at which a line is written
-	sum    hash.Hash // nil: the policy does not ask for the digest
-	dirty  bool      // something came since the last line
-	target string
+	size int64
+	next int64     // size at which a line is written
+	sum  hash.Hash // nil: the policy does not ask for the digest
 }
 
 // maxMeters bounds the processes of a sandbox whose input is counted one by one. The
@@ -228,7 +226,7 @@ func (a *Admission) Input(ctx context.Context, sandboxID, process string, b []by
 			m = l.meters[process]
 		}
 		if m == nil {
-			m = &inputMeter{target: process}
+			m = &inputMeter{}
 			if digests {
 				m.sum = sha256.New()
 			}
@@ -239,7 +237,6 @@ func (a *Admission) Input(ctx context.Context, sandboxID, process string, b []by
 		}
 	}
 	m.size += int64(len(b))
-	m.dirty = true
 	if m.sum != nil {
 		m.sum.Write(b)
 	}
@@ -247,16 +244,15 @@ func (a *Admission) Input(ctx context.Context, sandboxID, process string, b []by
 		return nil
 	}
 	m.next = max(2*m.size, 64)
-	if err := l.inputLocked(m, true); err != nil && bound {
+	if err := l.inputLocked(process, m, true); err != nil && bound {
 		return ErrUnrecorded
 	}
 	return nil
 }
 
 // inputLocked writes a line about the input of a process so far.
-func (l *ledger) inputLocked(m *inputMeter, more bool) error {
-	m.dirty = false
-	e := line{What: lineInput, Time: time.Now().UnixMicro(), Tag: kept(m.target, maxName), Size: m.size, Cut: more}
+func (l *ledger) inputLocked(process string, m *inputMeter, more bool) error {
+	e := line{What: lineInput, Time: time.Now().UnixMicro(), Tag: kept(process, maxName), Size: m.size, Cut: more}
 	if m.sum != nil && !more {
 		e.SHA256 = hex.EncodeToString(m.sum.Sum(nil))
 	}
@@ -271,7 +267,7 @@ func (l *ledger) endInputLocked(process string) (err error) {
 			continue
 		}
 		delete(l.meters, name)
-		err = errors.Join(err, l.inputLocked(m, false))
+		err = errors.Join(err, l.inputLocked(name, m, false))
 	}
 	return err
 }
@@ -334,13 +330,13 @@ func (b *builder) order(l *line, at time.Time) {
 // command's place, or, if it is from the template's snapshot, not at all.
 func (b *builder) began(o *Order) {
 	r := b.record
-	i, ok := b.prepared[o.PID]
-	if s := b.starts[o.PID]; !ok && len(s) > 0 && r.Commands[s[0]].blank() && !r.Commands[s[0]].Prepared && r.Commands[s[0]].Time.Before(o.Time) {
-		i, ok = s[0], true // its stub began before the sandbox had an owner
-	}
-	if ok {
-		delete(b.prepared, o.PID)
+	for _, i := range slices.Backward(b.starts[o.PID]) {
 		c := &r.Commands[i]
+		// One that is not hidden had a stub that began before the sandbox had an owner. One
+		// after the order has blanks for its text.
+		if !c.blank() || c.Prepared || !c.hidden && !c.Time.Before(o.Time) {
+			continue
+		}
 		c.Time, c.Args, c.Exact, c.Digest, c.Prepared, c.hidden = o.Time, o.Args, o.Exact, o.Digest, true, false
 		b.clipped = true
 		return

@@ -105,7 +105,7 @@ type Opened struct {
 // readRecord reads the record of a sandbox.
 func readRecord(dir, id string) (Record, error) {
 	r := Record{Sandbox: id, Complete: true}
-	b := builder{record: &r, running: map[int32]int{}, held: map[string]int{}, prepared: map[int32]int{}, starts: map[int32][]int{}, exits: map[int32]exit{}, orders: map[uint64]int{}, inputs: map[string]int{}}
+	b := builder{record: &r, running: map[int32]int{}, held: map[string]int{}, starts: map[int32][]int{}, exits: map[int32]exit{}, orders: map[uint64]int{}, inputs: map[string]int{}}
 	var last state
 	seen := uint64(0)
 	found := false
@@ -163,13 +163,12 @@ type builder struct {
 	held    map[string]int // by PID and action: index in Commands
 	bound   bool
 
-	prepared map[int32]int   // by PID: index in Commands of a shell that waits for its command
-	starts   map[int32][]int // by PID: indices in Commands, in order
-	exits    map[int32]exit  // by PID: its end, where its start is not in the record
-	orders   map[uint64]int  // by number: index in Orders
-	inputs   map[string]int  // by process: index in typed
-	typed    []Order         // input of processes
-	clipped  bool            // a start has another time than its place in Commands says
+	starts  map[int32][]int // by PID: indices in Commands, in order
+	exits   map[int32]exit  // by PID: its end, where its start is not in the record
+	orders  map[uint64]int  // by number: index in Orders
+	inputs  map[string]int  // by process: index in typed
+	typed   []Order         // input of processes
+	clipped bool            // a start has another time than its place in Commands says
 }
 
 // An exit is the end of a process.
@@ -187,7 +186,6 @@ func (b *builder) add(l *line) {
 			b.record.Commands, b.record.Opens, b.record.Files = nil, nil, nil
 			clear(b.running)
 			clear(b.held)
-			clear(b.prepared)
 			clear(b.starts)
 			clear(b.exits)
 		}
@@ -265,7 +263,6 @@ func (b *builder) note(c Command, i int) {
 		before.Became, before.Ended = true, c.Time
 		if before.Path == sandbox.LauncherPath && before.UID == 0 && b.record.Commands[i].blank() {
 			before.hidden, b.record.Commands[i].hidden = true, true
-			b.prepared[c.PID] = i
 		}
 	}
 	b.running[c.PID] = i

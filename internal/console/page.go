@@ -26,6 +26,7 @@ import (
 	"postern/internal/oversight"
 	"postern/internal/policy"
 	"postern/internal/sandbox"
+	"postern/internal/secret"
 )
 
 //go:embed templates
@@ -133,7 +134,8 @@ var funcs = template.FuncMap{
 	"exit":          exit,
 	"lines":         lines,
 	"ago":           func(t time.Time) string { return ago(time.Since(t)) },
-	"used":          used,
+	"used":          func(t time.Time) string { return used(auth.UseResolution, t) },
+	"usedsecret":    func(t time.Time) string { return used(secret.UseResolution, t) },
 	"until":         untilTime,
 	"utc":           func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
 	"stamp":         func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") },
@@ -258,17 +260,16 @@ func ago(d time.Duration) string {
 	return span(d) + " ago"
 }
 
-// used says when something was last used, of which uses within so many minutes of another
-// are not recorded.
-func used(minutes int, t time.Time) string {
+// used says when something was last used, if a use so soon after another is not recorded.
+func used(resolution time.Duration, t time.Time) string {
 	d := time.Since(t)
 	switch {
-	case d >= time.Duration(minutes)*time.Minute:
+	case d >= resolution:
 		return ago(d)
-	case minutes == 1:
+	case resolution == time.Minute:
 		return "in the last minute"
 	}
-	return fmt.Sprintf("in the last %d min", minutes)
+	return fmt.Sprintf("in the last %d min", int(resolution.Minutes()))
 }
 
 func until(d time.Duration) string {

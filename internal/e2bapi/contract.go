@@ -18,6 +18,8 @@ import (
 
 	"postern/internal/auth"
 	"postern/internal/contract"
+	"postern/internal/guest/filesystempb"
+	"postern/internal/guest/processpb"
 	"postern/internal/policy"
 	"postern/internal/run"
 	"postern/internal/sandbox"
@@ -144,11 +146,10 @@ func boundRefusal(r *http.Request, t target) *refusal {
 // guest does what is asked in the sandbox's view of files, with the rights of its user, so
 // that its kernel applies the contract.
 func filesCall(path string) bool {
-	if path == "/files" {
-		return true
-	}
-	call, ok := strings.CutPrefix(path, "/filesystem.Filesystem/")
-	return ok && slices.Contains([]string{"Stat", "MakeDir", "Move", "ListDir", "Remove"}, call)
+	return slices.Contains([]string{
+		"/files", filesystempb.FilesystemStatProcedure, filesystempb.FilesystemMakeDirProcedure, filesystempb.FilesystemMoveProcedure,
+		filesystempb.FilesystemListDirProcedure, filesystempb.FilesystemRemoveProcedure,
+	}, path)
 }
 
 // maxUpload bounds the body of a request that may have inputs, in bytes. It is held in
@@ -169,7 +170,7 @@ func (s *Server) beforeBound(w http.ResponseWriter, r *http.Request, t target) (
 		return false
 	}
 	switch r.URL.Path {
-	case "/process.Process/Start":
+	case processpb.ProcessStartProcedure:
 		if err := s.conf.Runs.BeginCommand(t.sandbox); err != nil {
 			refuse(w, r, t, &refusal{http.StatusConflict, err.Error()})
 			return true

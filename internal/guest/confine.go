@@ -18,13 +18,16 @@ import (
 
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
+
+	"postern/internal/guest/filesystempb"
 )
 
 // The routes below /run are for the host only. They bind the sandbox to a contract, put
 // inputs into it, run commands, and read the files that these have written.
 //
-// A bound guest starts processes only in its view, whoever asks, and refuses all requests
-// that read or write files or reach ports. It stays bound until the sandbox ends: the
+// A bound guest starts processes only in its view, whoever asks. It reads and writes files
+// only there, with the rights of the caller's user, and refuses all other requests about
+// files, and those that reach ports. It stays bound until the sandbox ends: the
 // contract is part of its settings, which are in every snapshot and which a restarted guest
 // reads. A restarted guest has lost the view and starts nothing.
 
@@ -94,11 +97,10 @@ func (s *Server) as(a account, f func() error) error {
 // boundCalls are the calls about files that a bound guest serves. Watches are not among
 // them: they would be of the files outside of the view.
 func boundCalls() []string {
-	var out []string
-	for _, name := range []string{"Stat", "MakeDir", "Move", "ListDir", "Remove"} {
-		out = append(out, "/filesystem.Filesystem/"+name)
+	return []string{
+		filesystempb.FilesystemStatProcedure, filesystempb.FilesystemMakeDirProcedure, filesystempb.FilesystemMoveProcedure,
+		filesystempb.FilesystemListDirProcedure, filesystempb.FilesystemRemoveProcedure,
 	}
-	return out
 }
 
 // inView serves the requests of h in a bound guest too, if they are for one of paths.

@@ -55,8 +55,9 @@ func sandboxCommands(r command.Record, most int) api.SandboxCommands {
 		}
 		out.Commands = append(out.Commands, s)
 	}
-	for i := range r.Orders[max(0, len(r.Orders)-most):] {
-		o := &r.Orders[max(0, len(r.Orders)-most)+i]
+	orders := r.Orders[max(0, len(r.Orders)-most):]
+	for i := range orders {
+		o := &orders[i]
 		s := api.SandboxOrder{
 			Time: o.Time, Via: string(o.Via), Op: string(o.Op), Args: o.Args, Exact: o.Exact, Dir: o.Dir, User: o.User, Tag: o.Tag, PID: int(o.PID), Path: o.Path, To: o.To, Lang: o.Language,
 			SHA256: o.SHA256, Stdout: o.Stdout, Stderr: o.Stderr, Done: o.Done,

@@ -223,8 +223,10 @@ func TestModesDecideAboutMailByRequest(t *testing.T) {
 	})
 }
 
-func TestApprovedMailByRequestStopsWithASwitch(t *testing.T) {
-	f := setup(t, storetest.SQLite(t))
+// approvedByRequest has an inbox's agent ask for mail by request, and a person approve it. The
+// agent has not made the request again.
+func (f *fixture) approvedByRequest(t *testing.T) (*mailbox.Requests, auth.Principal, *outgoing.Request, oversight.Action) {
+	t.Helper()
 	f.judgedBy(t, modes{})
 	b, who := f.inMode(t, "alice", policy.GatedSend)
 	r := sendgrid(b.Address, "ada@example.net", "Hello")
@@ -235,7 +237,13 @@ func TestApprovedMailByRequestStopsWithASwitch(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.runAll(t)
-	s, err := f.gate.SwitchOn(t.Context(), f.person, oversight.Switch{Scope: oversight.ScopeInbox, Target: b.ID, Reason: "stop"})
+	return door, who, r, a
+}
+
+func TestApprovedMailByRequestStopsWithASwitch(t *testing.T) {
+	f := setup(t, storetest.SQLite(t))
+	door, who, r, _ := f.approvedByRequest(t)
+	s, err := f.gate.SwitchOn(t.Context(), f.person, oversight.Switch{Scope: oversight.ScopeInbox, Target: who.Inbox, Reason: "stop"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,16 +265,7 @@ func TestApprovedMailByRequestStopsWithASwitch(t *testing.T) {
 // the copy was taken.
 func TestApprovedMailByRequestFromBeforeARestore(t *testing.T) {
 	f := setup(t, storetest.SQLite(t))
-	f.judgedBy(t, modes{})
-	b, who := f.inMode(t, "alice", policy.GatedSend)
-	r := sendgrid(b.Address, "ada@example.net", "Hello")
-	door := mailbox.NewRequests(f.post, nil, 100*time.Millisecond)
-	door.Propose(t.Context(), who, r)
-	first := f.pendingOf(t, who)
-	if err := f.decide(t, f.person, first.ID, true); err != nil {
-		t.Fatal(err)
-	}
-	f.runAll(t)
+	door, who, r, first := f.approvedByRequest(t)
 	f.gate.Void(time.Now())
 	if v := door.Propose(t.Context(), who, r); v.Effect != policy.Deny {
 		t.Errorf("in the restored copy: %+v", v)

@@ -19,17 +19,6 @@ import (
 	"postern/internal/sandbox"
 )
 
-// The procedures of the guest that order something, by their paths.
-const (
-	startProcess = "/process.Process/Start"
-	sendInput    = "/process.Process/SendInput"
-	streamInput  = "/process.Process/StreamInput"
-	sendSignal   = "/process.Process/SendSignal"
-	makeDir      = "/filesystem.Filesystem/MakeDir"
-	move         = "/filesystem.Filesystem/Move"
-	remove       = "/filesystem.Filesystem/Remove"
-)
-
 // A wire is how the messages of a call are encoded: Connect's protocol or gRPC's, JSON or
 // Protocol Buffers.
 type wire struct {
@@ -97,11 +86,12 @@ func (w wire) decode(flags byte, b []byte, m proto.Message) error {
 // call passes on a call of the guest's processes and files.
 func (t *transport) call(id string, req *http.Request) (*http.Response, error) {
 	switch req.URL.Path {
-	case startProcess:
+	case processpb.ProcessStartProcedure:
 		return t.start(id, req)
-	case sendInput, sendSignal, makeDir, move, remove:
+	case processpb.ProcessSendInputProcedure, processpb.ProcessSendSignalProcedure,
+		filesystempb.FilesystemMakeDirProcedure, filesystempb.FilesystemMoveProcedure, filesystempb.FilesystemRemoveProcedure:
 		return t.unary(id, req)
-	case streamInput:
+	case processpb.ProcessStreamInputProcedure:
 		return t.stream(id, req)
 	}
 	return t.next.RoundTrip(req)
@@ -160,7 +150,7 @@ func (t *transport) unary(id string, req *http.Request) (*http.Response, error) 
 	read := func(m proto.Message) bool { return known && whole && w.first(b, m) == nil }
 	o := &command.Order{Size: -1}
 	switch req.URL.Path {
-	case sendInput:
+	case processpb.ProcessSendInputProcedure:
 		var m processpb.SendInputRequest
 		if !read(&m) {
 			// One message of several mebibytes: its size is what can be said of it.
@@ -172,26 +162,26 @@ func (t *transport) unary(id string, req *http.Request) (*http.Response, error) 
 			return nil, errors.Join(err, req.Body.Close())
 		}
 		return t.next.RoundTrip(req)
-	case sendSignal:
+	case processpb.ProcessSendSignalProcedure:
 		var m processpb.SendSignalRequest
 		o.Op = command.OpSignal
 		if read(&m) {
 			o.PID, o.Tag = int32(m.GetProcess().GetPid()), m.GetProcess().GetTag()
 			o.Command([]string{strings.TrimPrefix(m.GetSignal().String(), "SIGNAL_")})
 		}
-	case makeDir:
+	case filesystempb.FilesystemMakeDirProcedure:
 		var m filesystempb.MakeDirRequest
 		o.Op = command.OpMakeDir
 		if read(&m) {
 			o.Path = m.GetPath()
 		}
-	case move:
+	case filesystempb.FilesystemMoveProcedure:
 		var m filesystempb.MoveRequest
 		o.Op = command.OpMove
 		if read(&m) {
 			o.Path, o.To = m.GetSource(), m.GetDestination()
 		}
-	case remove:
+	case filesystempb.FilesystemRemoveProcedure:
 		var m filesystempb.RemoveRequest
 		o.Op = command.OpRemove
 		if read(&m) {

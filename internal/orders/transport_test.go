@@ -19,6 +19,7 @@ import (
 	"postern/internal/auth"
 	"postern/internal/command"
 	"postern/internal/connection"
+	"postern/internal/guest/filesystempb"
 	"postern/internal/guest/processpb"
 	"postern/internal/oversight"
 	"postern/internal/rulebook"
@@ -127,16 +128,16 @@ func TestRequestsPassUnchanged(t *testing.T) {
 		body                     []byte
 		want                     command.Order
 	}{
-		{"start", "POST", startProcess, "application/connect+json", sandbox.GuestPort, startOf(t, "/bin/ls", "-l"), command.Order{Op: command.OpRun, User: "root"}},
-		{"start that is longer than what is read", "POST", startProcess, "application/connect+json", sandbox.GuestPort, large, command.Order{Op: command.OpRun, User: "root"}},
-		{"start that cannot be read", "POST", startProcess, "text/plain", sandbox.GuestPort, []byte("?"), command.Order{Op: command.OpRun, User: "root"}},
-		{"signal", "POST", sendSignal, "application/json", sandbox.GuestPort, []byte(`{"process":{"pid":7},"signal":"SIGNAL_SIGKILL"}`), command.Order{Op: command.OpSignal, User: "root", PID: 7}},
-		{"directory", "POST", makeDir, "application/json", sandbox.GuestPort, []byte(`{"path":"/x"}`), command.Order{Op: command.OpMakeDir, User: "root", Path: "/x"}},
-		{"rename", "POST", move, "application/json", sandbox.GuestPort, []byte(`{"source":"/x","destination":"/y"}`), command.Order{Op: command.OpMove, User: "root", Path: "/x", To: "/y"}},
-		{"removal", "POST", remove, "application/json", sandbox.GuestPort, []byte(`{"path":"/y"}`), command.Order{Op: command.OpRemove, User: "root", Path: "/y"}},
+		{"start", "POST", processpb.ProcessStartProcedure, "application/connect+json", sandbox.GuestPort, startOf(t, "/bin/ls", "-l"), command.Order{Op: command.OpRun, User: "root"}},
+		{"start that is longer than what is read", "POST", processpb.ProcessStartProcedure, "application/connect+json", sandbox.GuestPort, large, command.Order{Op: command.OpRun, User: "root"}},
+		{"start that cannot be read", "POST", processpb.ProcessStartProcedure, "text/plain", sandbox.GuestPort, []byte("?"), command.Order{Op: command.OpRun, User: "root"}},
+		{"signal", "POST", processpb.ProcessSendSignalProcedure, "application/json", sandbox.GuestPort, []byte(`{"process":{"pid":7},"signal":"SIGNAL_SIGKILL"}`), command.Order{Op: command.OpSignal, User: "root", PID: 7}},
+		{"directory", "POST", filesystempb.FilesystemMakeDirProcedure, "application/json", sandbox.GuestPort, []byte(`{"path":"/x"}`), command.Order{Op: command.OpMakeDir, User: "root", Path: "/x"}},
+		{"rename", "POST", filesystempb.FilesystemMoveProcedure, "application/json", sandbox.GuestPort, []byte(`{"source":"/x","destination":"/y"}`), command.Order{Op: command.OpMove, User: "root", Path: "/x", To: "/y"}},
+		{"removal", "POST", filesystempb.FilesystemRemoveProcedure, "application/json", sandbox.GuestPort, []byte(`{"path":"/y"}`), command.Order{Op: command.OpRemove, User: "root", Path: "/y"}},
 		{"file", "POST", "/files?path=/home/user/x", "application/octet-stream", sandbox.GuestPort, bytes.Repeat([]byte("y"), 3*maxRead), command.Order{Op: command.OpWrite, User: "root", Path: "/home/user/x", Size: 3 * maxRead, Done: true}},
 		{"files of a form", "POST", "/files", w.FormDataContentType(), sandbox.GuestPort, form.Bytes(), command.Order{Op: command.OpWrite, User: "root", Path: "/home/user/a.txt\n/home/user/b \"c\".txt", Size: int64(form.Len()), Done: true}},
-		{"a form that is none", "POST", "/files", w.FormDataContentType(), sandbox.GuestPort, bytes.Repeat([]byte("no form\r\n"), 100_000), command.Order{Op: command.OpWrite, User: "root", Size: 900_000, Done: true}},
+		{"a body that is no form", "POST", "/files", w.FormDataContentType(), sandbox.GuestPort, bytes.Repeat([]byte("no form\r\n"), 100_000), command.Order{Op: command.OpWrite, User: "root", Size: 900_000, Done: true}},
 		{"joined files", "POST", "/files/compose", "application/json", sandbox.GuestPort, []byte(`{"source_paths":["/a","/b"],"destination":"/c","username":"user"}`), command.Order{Op: command.OpCompose, User: "root", Path: "/a\n/b", To: "/c"}},
 		{"read", "GET", "/files?path=/etc/hosts&username=user", "", sandbox.GuestPort, nil, command.Order{Op: command.OpRead, User: "root", Path: "/etc/hosts", Size: 6, Done: true}},
 		{"cell", "POST", "/execute", "application/json", interpreterPort, []byte(`{"Code":"no","code":"1+1","language":"r"}`), command.Order{Op: command.OpCode, User: "root", Language: "r", Size: 3, Stdout: 6, Done: true}},
@@ -194,7 +195,7 @@ func TestWhatOrdersNothingIsNotRecorded(t *testing.T) {
 func TestWhatFailsIsOnRecord(t *testing.T) {
 	a, in, rt := recorder(t)
 	in.err = errors.New("gone")
-	if _, err := rt.RoundTrip(request(t, "POST", startProcess, "application/connect+json", sandbox.GuestPort, startOf(t, "/bin/ls"))); !errors.Is(err, in.err) {
+	if _, err := rt.RoundTrip(request(t, "POST", processpb.ProcessStartProcedure, "application/connect+json", sandbox.GuestPort, startOf(t, "/bin/ls"))); !errors.Is(err, in.err) {
 		t.Errorf("got %v", err)
 	}
 	r, err := a.Record(t.Context(), boxID)
@@ -211,7 +212,7 @@ func BenchmarkStart(b *testing.B) {
 	for name, way := range map[string]http.RoundTripper{"recorded": rt, "plain": in} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				resp, err := way.RoundTrip(request(b, "POST", startProcess, "application/connect+json", sandbox.GuestPort, body))
+				resp, err := way.RoundTrip(request(b, "POST", processpb.ProcessStartProcedure, "application/connect+json", sandbox.GuestPort, body))
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -557,7 +557,7 @@ func amount(name string, n int64) string {
 	switch name {
 	case "time":
 		return (time.Duration(n) * time.Microsecond).String()
-	case "memory", "disk", "output":
+	case limitMemory, "disk", "output":
 		return contract.Size(n).String()
 	}
 	return strconv.FormatInt(n, 10)

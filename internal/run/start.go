@@ -462,7 +462,7 @@ func breaches(name string) error {
 	switch name {
 	case "disk":
 		return errDisk
-	case "memory":
+	case limitMemory:
 		return errMemory
 	}
 	return errOutput

@@ -309,16 +309,13 @@ func (t *Trial) network() *Check {
 		jobs = append(jobs, job{What: "other ports of its hosts", Kind: "reach", Targets: ports})
 	}
 	c := t.probe(id, tried, "no byte of a peer's, and each refusal recorded in the audit", wants, jobs...)
+	attempts := c.try
 	c.try = func(ctx context.Context, s *session) ([]Attempt, error) {
-		b, err := s.probed(ctx, t)
-		if err != nil {
-			return nil, err
-		}
-		made, err := b.attempts(ctx, jobs...)
+		made, err := attempts(ctx, s)
 		if err != nil {
 			return made, err
 		}
-		return append(made, b.refusals(ctx, refusals...)...), nil
+		return append(made, s.box.refusals(ctx, refusals...)...), nil
 	}
 	return c
 }
@@ -492,8 +489,8 @@ var actionID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(
 
 // RunTrial tries each clause of a contract on the server, as [Run] does its checks. It first
 // stores the trial's two contracts, proposes the run of one check, and waits for the review of
-// the three, at most as long as wait says; on w it says what waits. Afterwards it removes the contracts. What was tried remains
-// in the record, as ended runs.
+// the three, at most as long as wait says; on w it says what waits. Afterwards it removes the
+// contracts. What was tried remains in the record, as ended runs.
 func RunTrial(ctx context.Context, server Server, c *contract.Contract, w io.Writer, wait time.Duration, seen func(Result)) (Report, error) {
 	s, err := open(server)
 	if err != nil {
